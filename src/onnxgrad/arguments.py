@@ -1,0 +1,218 @@
+"""What a caller passed, turned into what an operator declared: arrays of known types, or one clear sentence."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from onnxgrad.tensor_types import Array
+
+if TYPE_CHECKING:
+    from onnxgrad.op import Attribute, Input
+
+NATIVE_INT64 = np.dtype(np.int64)
+
+
+def bind(
+    order: Sequence[str], defaults: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The arguments by name; what is missing, unknown or given twice is named in the error."""
+    if len(args) > len(order):
+        raise TypeError(f"takes at most {len(order)} arguments ({', '.join(order)}), got {len(args)}")
+    values = dict(zip(order, args, strict=False))
+    for name, value in kwargs.items():
+        if name not in order:
+            raise TypeError(f"has no argument {name!r}, expected one of {', '.join(order)}")
+        if name in values:
+            raise TypeError(f"got {name} twice, by position and by name")
+        values[name] = value
+    for name in order:
+        if name not in values:
+            if name not in defaults:
+                raise TypeError(f"{name} is missing")
+            values[name] = defaults[name]
+    return values
+
+
+def to_arrays(declared: Sequence[Input], values: Mapping[str, Any]) -> list[Array | None]:
+    """Each input as an array of a type its constraint allows; inputs that share a type variable share the type."""
+    arrays: list[Array | None] = []
+    chosen: dict[str, tuple[str, np.dtype[Any]]] = {}
+    from_python: list[int] = []  # lists and ints have no width of their own: they take that of their companions
+    for position, entry in enumerate(declared):
+        value, constraint = values[entry.name], entry.constraint
+        if value is None:
+            if not entry.optional:
+                raise TypeError(f"{entry.name} is None, expected an array of {_list_types(entry)}")
+            arrays.append(None)
+            continue
+        array = _to_array(entry, value)
+        arrays.append(array)
+        if not isinstance(value, (np.ndarray, np.generic)):
+            from_python.append(position)
+        elif constraint.name not in chosen:
+            chosen[constraint.name] = (entry.name, array.dtype)
+        elif chosen[constraint.name][1] != array.dtype:
+            first, dtype = chosen[constraint.name]
+            raise TypeError(f"{entry.name} is {array.dtype}, expected {dtype} as {first} is")
+    for position in from_python:
+        array, entry = arrays[position], declared[position]
+        wanted = chosen.get(entry.constraint.name, ("", entry.constraint.dtypes[-1]))[1]
+        if array is not None and array.dtype != wanted:
+            if array.size and not np.array_equal(array, array.astype(wanted)):
+                raise ValueError(f"{entry.name} holds values that do not fit {wanted}")
+            arrays[position] = array.astype(wanted)
+    return arrays
+
+
+def _to_array(entry: Input, value: Any) -> Array:
+    constraint = entry.constraint
+    if isinstance(value, np.ndarray):
+        array: Array = np.asarray(value)  # a subclass (matrix, masked) would index by rules of its own
+    elif isinstance(value, np.generic):
+        array = np.asarray(value)
+    elif constraint.dtypes[0].kind == "i":
+        array = _integers(entry.name, value)
+    else:
+        raise TypeError(f"{entry.name} is a {type(value).__name__}, expected a NumPy array of {_list_types(entry)}")
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    if constraint.on_host:
+        if array.ndim == 0:
+            array = array.reshape(1)
+        if array.ndim != 1:
+            raise ValueError(f"{entry.name} has shape {array.shape}, expected one dimension")
+        if constraint.name == "I" and array.dtype.kind in "iu" and array.dtype != NATIVE_INT64:
+            if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
+                raise ValueError(f"{entry.name} holds values that do not fit int64")
+            array = array.astype(np.int64)
+    if array.dtype not in constraint.dtypes:
+        raise TypeError(f"{entry.name} is {array.dtype}, expected {_list_types(entry)}")
+    return array
+
+
+def _integers(name: str, value: Any) -> Array:
+    """A list, tuple, range or int as an int64 array."""
+    if not isinstance(value, (list, tuple, range, int)) or isinstance(value, bool):
+        raise TypeError(f"{name} is a {type(value).__name__}, expected integers: a NumPy array, a list or an int")
+    try:
+        array = np.array(value)
+    except ValueError:
+        raise ValueError(f"{name} is a ragged list, expected integers of one shape") from None
+    if array.size == 0:
+        return np.empty(array.shape, np.int64)
+    if array.dtype.kind != "i":
+        if array.dtype.kind in "uO" and all(isinstance(v, int) for v in array.ravel().tolist()):
+            raise ValueError(f"{name} holds values that do not fit int64")
+        raise TypeError(f"{name} holds {array.dtype} values, expected integers")
+    return array
+
+
+def to_attribute(declared: Attribute, value: Any) -> Any:
+    """The attribute in its declared Python type."""
+    if value is None and declared.default is None:
+        return None
+    if declared.is_list:
+        if isinstance(value, (str, bytes)) or not isinstance(value, (Sequence, np.ndarray)):
+            raise TypeError(f"{declared.name} is a {type(value).__name__}, expected a list of {declared.kind.__name__}")
+        return [_scalar(declared, v) for v in value]
+    return _scalar(declared, value)
+
+
+def _scalar(declared: Attribute, value: Any) -> Any:
+    accepted = {int: (int, np.integer), float: (float, int, np.floating, np.integer), str: (str,)}[declared.kind]
+    if not isinstance(value, accepted) or isinstance(value, bool):
+        raise TypeError(f"{declared.name} is {value!r}, expected {declared.kind.__name__}")
+    return declared.kind(value)
+
+
+def to_output_names(value: Any, names: Sequence[str]) -> frozenset[str] | None:
+    """The outputs a caller named; None stands for all."""
+    if value is None:
+        return None
+    asked = (value,) if isinstance(value, str) else tuple(value)
+    for name in asked:
+        if name not in names:
+            raise ValueError(f"outputs names {name!r}, expected some of {', '.join(names)}")
+    return frozenset(asked)
+
+
+def check_size(name: str, shape: Sequence[int]) -> None:
+    """Refuses a shape no array can have."""
+    if any(d < 0 for d in shape):
+        raise ValueError(f"shape is {list(shape)}, expected no negative dimension")
+    if len(shape) > 64:
+        raise ValueError(f"{name} would have {len(shape)} dimensions, expected at most 64 as in NumPy")
+    if math.prod(d for d in shape if d) > 2**59:  # zeros aside, as NumPy reckons: strides must fit too
+        raise ValueError(f"{name} would have shape {list(shape)}, too large for any memory")
+
+
+_PHYSICAL_MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 2**63
+
+
+def allocate(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
+    """An uninitialised array; one larger than the machine's memory is refused before the system would kill us for it."""
+    size = math.prod(shape) * dtype.itemsize
+    try:
+        if size > _PHYSICAL_MEMORY:
+            raise MemoryError
+        return np.empty(shape, dtype)
+    except MemoryError:
+        raise MemoryError(f"the result of shape {list(shape)} needs {size / 2**30:.1f} GiB, more than there is") from None
+
+
+def check_out(
+    out: Sequence[Array | None],
+    names: Sequence[str],
+    shapes: Sequence[tuple[int, ...]],
+    dtypes: Sequence[np.dtype[Any]],
+    wanted: frozenset[str] | None,
+    inputs: Sequence[Array | None],
+) -> tuple[Array | None, ...]:
+    """The caller's own result arrays, if they can serve."""
+    if len(out) != len(names):
+        raise ValueError(f"out has {len(out)} arrays, expected {len(names)}: {', '.join(names)}")
+    for array, name, shape, dtype in zip(out, names, shapes, dtypes, strict=True):
+        if array is None:
+            if wanted is None or name in wanted:
+                raise ValueError(f"out has no array for {name}")
+            continue
+        if array.shape != tuple(shape) or array.dtype != dtype:
+            raise ValueError(f"out for {name} is {array.dtype}{list(array.shape)}, expected {dtype}{list(shape)}")
+        if not array.flags.c_contiguous or not array.flags.writeable:
+            raise ValueError(f"out for {name} is not a writeable C-contiguous array")
+        if any(x is not None and np.may_share_memory(array, x) for x in inputs):
+            raise ValueError(f"out for {name} shares memory with an input")
+    return tuple(a if wanted is None or n in wanted else None for a, n in zip(out, names, strict=True))
+
+
+def check_axis(axis: int, rank: int) -> int:
+    """The axis counted from the front."""
+    if not -rank <= axis < rank:
+        raise ValueError(f"axis is {axis}, expected {-rank} to {rank - 1} for {rank} dimensions")
+    return axis % rank
+
+
+def check_indices(indices: Array, size: int) -> None:
+    """Refuses the first index outside [-size, size-1]."""
+    bad = (indices < -size) | (indices >= size)
+    if bad.any():
+        raise index_error(indices, int(np.argmax(bad)), size)
+
+
+def index_error(indices: Array, position: int, size: int) -> IndexError:
+    """The sentence for a bad index at a flat position."""
+    where = [int(i) for i in np.unravel_index(position, indices.shape)]
+    name = f"indices{where}" if where else "indices"
+    if size == 0:
+        return IndexError(f"{name} is {indices.flat[position]}, expected none: the axis has no elements")
+    return IndexError(f"{name} is {indices.flat[position]}, expected {-size} to {size - 1}")
+
+
+def _list_types(entry: Input) -> str:
+    names = [str(d) for d in entry.constraint.dtypes]
+    return " or ".join(names) if len(names) < 3 else ", ".join(names[:-1]) + " or " + names[-1]

@@ -1,0 +1,36 @@
+"""How kernels are compiled: to native code without Python's lock, once per machine, kept on disk."""
+
+import functools
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numba
+
+
+@functools.cache
+def _source_stamp() -> bytes:
+    """A hash of every kernel file.
+
+    Numba forgets a cached function when its own file changes. Kernels here are built from functions of other files,
+    so one changed file makes all of them stale.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.digest()
+
+
+def native(function: Callable[..., Any]) -> Any:
+    """Compiles on first use and keeps the result in __pycache__ or, where that is read-only, the user's cache folder.
+
+    The arithmetic is the machine's: a division by zero gives inf, a multiplication and an addition may fuse.
+    """
+    compiled = numba.njit(nogil=True, error_model="numpy", fastmath={"contract"})(function)
+    try:
+        compiled.enable_caching()
+    except RuntimeError:  # no folder can be written: compile in every process
+        return compiled
+    compiled._cache._cache_file._source_stamp = _source_stamp()
+    return compiled

@@ -1,0 +1,226 @@
+"""What an operator is: one typed NumPy function, and everything that follows from its signature."""
+
+import functools
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import NoneType, UnionType
+from typing import Annotated, Any, Generic, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
+
+from onnxgrad import arguments
+from onnxgrad.schema import Known, register
+from onnxgrad.tensor_types import Array, TypeConstraint
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+OPERATORS: dict[str, "Op[..., Any]"] = {}
+
+
+@dataclass(frozen=True)
+class Input:
+    """One positional tensor of an operator."""
+
+    name: str
+    constraint: TypeConstraint
+    optional: bool
+
+
+@dataclass(frozen=True)
+class Output:
+    """One result of an operator; `optional` ones may be left out of a graph."""
+
+    name: str
+    constraint: TypeConstraint
+    optional: bool
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """One compile-time setting of an operator: int, float, str, or a sequence of float or str."""
+
+    name: str
+    kind: type
+    is_list: bool
+    default: Any
+
+
+class Op(Generic[P, R]):
+    """An operator: called, it runs the kernel for the device its arrays live on; `.definition` runs the plain body."""
+
+    def __init__(
+        self,
+        name: str,
+        body: Callable[P, R],
+        outputs: Sequence[str],
+        shape: Callable[..., Any],
+        check: Callable[..., None] | None,
+        domain: str,
+        version: int,
+    ) -> None:
+        functools.update_wrapper(self, body)
+        self.name, self.domain, self.version = name, domain, version
+        self.body, self.shape_rule, self.check = body, shape, check
+        self.function_name = body.__name__
+        self.module = body.__module__.rsplit(".", 1)[-1]
+        self.inputs, self.attributes, self.chooses_outputs = _read_parameters(body)
+        self.outputs = _read_outputs(body, outputs)
+        self.doc = inspect.getdoc(body) or ""
+        self._order = tuple(inspect.signature(body).parameters)
+        self._defaults = {
+            p.name: p.default for p in inspect.signature(body).parameters.values() if p.default is not p.empty
+        }
+        self._kernels: dict[str, Callable[..., None]] = {}
+        self.schema = register(self)
+
+    def __repr__(self) -> str:
+        return f"<operator {self.domain}::{self.name}>"
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self._run(None, args, kwargs)
+
+    def into(self, out: Array | Sequence[Array | None], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Like a call, but writes into `out`: C-contiguous arrays of the right shape and type, one per output."""
+        return self._run((out,) if isinstance(out, np.ndarray) else tuple(out), args, kwargs)
+
+    def definition(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Runs the NumPy body that says what the operator means, after the same checks as a call."""
+        try:
+            inputs, attributes, wanted = self._bind(args, kwargs)
+            self._output_shapes(inputs, attributes)
+            if self.chooses_outputs:
+                attributes = {**attributes, "outputs": wanted}
+            return self.body(*inputs, **attributes)  # type: ignore[arg-type]
+        except (TypeError, ValueError, IndexError, MemoryError) as error:
+            raise self._named(error)
+
+    def kernel(self, backend: str) -> Callable[..., None]:
+        """The kernel for "cpu" or "cuda": the function of the same name in the backend's module of the same name."""
+        if backend not in self._kernels:
+            module = importlib.import_module(f"onnxgrad.{backend}.{self.module}")
+            self._kernels[backend] = getattr(module, self.function_name)
+        return self._kernels[backend]
+
+    def _run(self, out: tuple[Array | None, ...] | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> R:
+        try:
+            inputs, attributes, wanted = self._bind(args, kwargs)
+            shapes = self._output_shapes(inputs, attributes)
+            dtypes = self._output_dtypes(inputs)
+            names = [o.name for o in self.outputs]
+            results: tuple[Array | None, ...]
+            if out is None:
+                results = tuple(
+                    arguments.allocate(s, d) if wanted is None or n in wanted else None
+                    for n, s, d in zip(names, shapes, dtypes, strict=True)
+                )
+            else:
+                results = arguments.check_out(out, names, shapes, dtypes, wanted, inputs)
+            self.kernel("cpu")(*inputs, *results, **attributes)
+        except (TypeError, ValueError, IndexError, MemoryError) as error:
+            raise self._named(error)
+        return results[0] if len(results) == 1 else results  # type: ignore[return-value]
+
+    def _named(self, error: Exception) -> Exception:
+        """The same error, its sentence opening with the operator's name."""
+        error.args = (f"{self.name}: {error.args[0] if error.args else type(error).__name__}",)
+        return error
+
+    def _bind(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[list[Array | None], dict[str, Any], frozenset[str] | None]:
+        """Names every argument, turns inputs into arrays and checks what can be checked without knowing the operator."""
+        values = arguments.bind(self._order, self._defaults, args, kwargs)
+        inputs = arguments.to_arrays(self.inputs, values)
+        attributes = {a.name: arguments.to_attribute(a, values[a.name]) for a in self.attributes}
+        wanted = None
+        if self.chooses_outputs:
+            wanted = arguments.to_output_names(values["outputs"], [o.name for o in self.outputs])
+        if self.check is not None:
+            self.check(*inputs, **attributes)
+        return inputs, attributes, wanted
+
+    def _output_shapes(self, inputs: Sequence[Array | None], attributes: Mapping[str, Any]) -> list[tuple[int, ...]]:
+        known = [
+            None if x is None else Known(x.shape, tuple(x.tolist()) if i.constraint.on_host else None)
+            for x, i in zip(inputs, self.inputs, strict=True)
+        ]
+        rule = self.shape_rule(*known, **attributes)
+        shapes = [rule] if len(self.outputs) == 1 else list(rule)
+        for output, shape in zip(self.outputs, shapes, strict=True):
+            arguments.check_size(output.name, shape)
+        return shapes
+
+    def _output_dtypes(self, inputs: Sequence[Array | None]) -> list[np.dtype[Any]]:
+        by_variable = {i.constraint.name: x.dtype for x, i in zip(inputs, self.inputs, strict=True) if x is not None}
+        return [by_variable[o.constraint.name] for o in self.outputs]
+
+
+def op(
+    name: str,
+    *,
+    outputs: str | Sequence[str],
+    shape: Callable[..., Any],
+    check: Callable[..., None] | None = None,
+    domain: str = "com.microsoft",
+    version: int = 1,
+) -> Callable[[Callable[P, R]], Op[P, R]]:
+    """Declares the decorated function as an operator.
+
+    Parameters annotated with a tensor type are inputs, `| None` ones optional; the others are attributes, except
+    `outputs`, which lets a caller name the results wanted. `outputs` names the results ("HFinal?" may be absent).
+    `shape` maps what is known of the inputs (schema.Known) and the attributes to the outputs' shapes; `check` raises
+    for what the types alone do not exclude.
+    """
+
+    def declare(body: Callable[P, R]) -> Op[P, R]:
+        names = (outputs,) if isinstance(outputs, str) else tuple(outputs)
+        OPERATORS[name] = Op(name, body, names, shape, check, domain, version)
+        return OPERATORS[name]
+
+    return declare
+
+
+def discover() -> None:
+    """Imports every module of ops/, which declares every operator."""
+    import onnxgrad.ops
+
+    for module in pkgutil.iter_modules(onnxgrad.ops.__path__):
+        importlib.import_module(f"onnxgrad.ops.{module.name}")
+
+
+def _without_none(annotation: Any) -> tuple[Any, bool]:
+    if get_origin(annotation) in (Union, UnionType):
+        members = [m for m in get_args(annotation) if m is not NoneType]
+        return members[0], len(members) < len(get_args(annotation))
+    return annotation, False
+
+
+def _read_parameters(body: Callable[..., Any]) -> tuple[list[Input], list[Attribute], bool]:
+    hints = get_type_hints(body, include_extras=True)
+    inputs: list[Input] = []
+    attributes: list[Attribute] = []
+    chooses_outputs = False
+    for parameter in inspect.signature(body).parameters.values():
+        annotation, optional = _without_none(hints[parameter.name])
+        if get_origin(annotation) is Annotated:
+            inputs.append(Input(parameter.name, get_args(annotation)[1], optional))
+        elif parameter.name == "outputs":
+            chooses_outputs = True
+        else:
+            is_list = get_origin(annotation) is not None
+            kind = get_args(annotation)[0] if is_list else annotation
+            attributes.append(Attribute(parameter.name, kind, is_list, parameter.default))
+    return inputs, attributes, chooses_outputs
+
+
+def _read_outputs(body: Callable[..., Any], names: Sequence[str]) -> list[Output]:
+    result = get_type_hints(body, include_extras=True)["return"]
+    annotations = get_args(result) if get_origin(result) is tuple else (result,)
+    return [
+        Output(name.rstrip("?"), get_args(_without_none(annotation)[0])[1], name.endswith("?"))
+        for name, annotation in zip(names, annotations, strict=True)
+    ]

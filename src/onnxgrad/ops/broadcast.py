@@ -1,0 +1,53 @@
+"""BroadcastGradientArgs: the axes over which a broadcast operator's gradients are summed."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from onnxgrad.op import op
+from onnxgrad.schema import Dim, Known
+from onnxgrad.tensor_types import Array, Shape
+
+
+def broadcast_axes(a_shape: Sequence[int], b_shape: Sequence[int]) -> tuple[list[int], list[int]]:
+    """The axes along which a, and b, were stretched to the broadcast shape, from last to first."""
+    rank = max(len(a_shape), len(b_shape))
+    a_axes, b_axes = [], []
+    for k in range(1, rank + 1):
+        a = a_shape[-k] if k <= len(a_shape) else None
+        b = b_shape[-k] if k <= len(b_shape) else None
+        if a is None or (a == 1 and b is not None and b != 1):
+            a_axes.append(rank - k)
+        elif b is None or (b == 1 and a != 1):
+            b_axes.append(rank - k)
+        elif a != b:
+            raise ValueError(
+                f"a_shape {list(a_shape)} and b_shape {list(b_shape)} do not broadcast: {a} against {b} on axis {-k}"
+            )
+    return a_axes, b_axes
+
+
+def _check(a_shape: Array, b_shape: Array) -> None:
+    for name, shape in (("a_shape", a_shape.tolist()), ("b_shape", b_shape.tolist())):
+        if shape and min(shape) < 0:
+            raise ValueError(f"{name} is {shape}, expected no negative dimension")
+
+
+def _shape_rule(a_shape: Known, b_shape: Known) -> tuple[tuple[Dim], tuple[Dim]]:
+    a, b = a_shape.numbers, b_shape.numbers
+    if a is None or b is None:
+        return (None,), (None,)
+    a_axes, b_axes = broadcast_axes(a, b)
+    return (len(a_axes),), (len(b_axes),)
+
+
+@op("BroadcastGradientArgs", outputs=("a_axes?", "b_axes?"), shape=_shape_rule, check=_check)
+def broadcast_gradient_args(a_shape: Shape, b_shape: Shape) -> tuple[Shape, Shape]:
+    """The axes to sum a gradient over, to undo the broadcasting of two shapes.
+
+    The shapes are aligned at their last dimension. An axis goes to a_axes where a's dimension is 1 and b's is not, or
+    where a has no such dimension; likewise b_axes. Axes count in the broadcast shape and are listed from last to
+    first. 0 against 1 is a broadcast; any other difference is an error.
+    """
+    a_axes, b_axes = broadcast_axes(a_shape.tolist(), b_shape.tolist())
+    return np.array(a_axes, np.int64), np.array(b_axes, np.int64)

@@ -1,0 +1,164 @@
+"""The ONNX side of an operator: its schema with shape inference, and its class for onnx.reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import onnx
+from onnx.defs import OpSchema
+
+if TYPE_CHECKING:
+    from onnx.reference.op_run import OpRun
+
+    from onnxgrad.op import Attribute, Op
+
+Dim: TypeAlias = int | str | None  # a number, a symbol, or unknown
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of an input before it is computed: its dimensions and, for shape-like ones, its values."""
+
+    dims: tuple[Dim, ...] | None
+    values: tuple[Dim, ...] | None
+
+    @property
+    def as_shape(self) -> tuple[Dim, ...] | None:
+        """The shape this input spells, as far as it is known."""
+        if self.values is not None:
+            return self.values
+        if self.dims is not None and len(self.dims) == 1 and isinstance(self.dims[0], int):
+            return (None,) * self.dims[0]
+        return None
+
+    @property
+    def numbers(self) -> tuple[int, ...] | None:
+        """The values, if every one of them is a known number."""
+        if self.values is None:
+            return None
+        known = tuple(v for v in self.values if isinstance(v, int))
+        return known if len(known) == len(self.values) else None
+
+
+def register(op: Op[..., Any]) -> OpSchema:
+    """Makes the operator known to onnx: checker, shape inference and version look-up."""
+    constraints = {p.constraint.name: p.constraint for p in (*op.inputs, *op.outputs)}
+    schema = OpSchema(
+        op.name,
+        op.domain,
+        op.version,
+        op.doc,
+        inputs=[_formal(i.name, i.constraint.name, i.optional) for i in op.inputs],
+        outputs=[_formal(o.name, o.constraint.name, o.optional) for o in op.outputs],
+        type_constraints=[(c.name, [f"tensor({t})" for t in c.types], "") for c in constraints.values()],
+        attributes=[_attribute(a) for a in op.attributes],
+    )
+    schema.set_type_and_shape_inference_function(lambda context: _infer(op, context))
+    if onnx.defs.has(op.name, op.domain):  # another package, or a reload of this one
+        onnx.defs.deregister_schema(op.name, onnx.defs.get_schema(op.name, domain=op.domain).since_version, op.domain)
+    onnx.defs.register_schema(schema)
+    return schema
+
+
+def reference_ops() -> list[type[OpRun]]:
+    """Every operator as a class for `onnx.reference.ReferenceEvaluator(model, new_ops=onnxgrad.reference_ops())`."""
+    from onnx.reference.op_run import OpRun
+
+    from onnxgrad.op import OPERATORS
+
+    def run(self: Any, *inputs: Any, **attributes: Any) -> tuple[Any, ...]:
+        op = OPERATORS[type(self).__name__]
+        names = [o.name for o, given in zip(op.outputs, self.onnx_node.output, strict=False) if given]
+        if op.chooses_outputs:
+            attributes["outputs"] = names
+        result = op.definition(*inputs, **attributes)
+        everything = result if isinstance(result, tuple) else (result,)
+        return everything[: len(self.onnx_node.output)]
+
+    return [type(op.name, (OpRun,), {"op_domain": op.domain, "_run": run}) for op in OPERATORS.values()]
+
+
+def _formal(name: str, variable: str, optional: bool) -> OpSchema.FormalParameter:
+    option = OpSchema.FormalParameterOption
+    return OpSchema.FormalParameter(name, variable, param_option=option.Optional if optional else option.Single)
+
+
+def _attribute(attribute: Attribute) -> OpSchema.Attribute:
+    kinds = OpSchema.AttrType
+    kind = {
+        (int, False): kinds.INT,
+        (float, False): kinds.FLOAT,
+        (str, False): kinds.STRING,
+        (float, True): kinds.FLOATS,
+        (str, True): kinds.STRINGS,
+    }[attribute.kind, attribute.is_list]
+    if attribute.default is None:
+        return OpSchema.Attribute(attribute.name, kind, required=False)
+    return OpSchema.Attribute(attribute.name, onnx.helper.make_attribute(attribute.name, attribute.default))
+
+
+def _infer(op: Op[..., Any], context: Any) -> None:
+    """Types and shapes of the outputs, as far as the inputs tell."""
+    known: list[Known | None] = []
+    element_types: dict[str, int] = {}
+    for position, declared in enumerate(op.inputs):
+        if position >= context.get_num_inputs() or not context.has_input(position):
+            known.append(None)
+            continue
+        tensor = context.get_input_type(position).tensor_type
+        element_types[declared.constraint.name] = tensor.elem_type
+        dims = tuple(_dim(d) for d in tensor.shape.dim) if tensor.HasField("shape") else None
+        values = _known_values(context, position) if declared.constraint.on_host else None
+        known.append(Known(dims, values))
+    attributes = {a.name: _attribute_value(a, context) for a in op.attributes}
+    try:
+        rule = op.shape_rule(*known, **attributes)
+    except ValueError as error:
+        raise ValueError(f"{op.name}: {error}") from None
+    shapes = [rule] if len(op.outputs) == 1 else rule
+    for position, (output, shape) in enumerate(zip(op.outputs, shapes, strict=True)):
+        if position >= context.get_num_outputs():
+            break
+        inferred = onnx.TypeProto()
+        inferred.tensor_type.elem_type = element_types[output.constraint.name]
+        if shape is not None:
+            inferred.tensor_type.shape.CopyFrom(_shape_proto(shape))
+        context.set_output_type(position, inferred)
+
+
+def _known_values(context: Any, position: int) -> tuple[Dim, ...] | None:
+    """A constant's numbers, or the symbols that onnx carried here from a Shape operator."""
+    constant = context.get_input_data(position)
+    if constant is not None:
+        return tuple(onnx.numpy_helper.to_array(constant).ravel().tolist())
+    symbolic = context.get_symbolic_input(position)
+    return None if symbolic is None else tuple(_dim(d) for d in symbolic.dim)
+
+
+def _dim(dim: onnx.TensorShapeProto.Dimension) -> Dim:
+    if dim.HasField("dim_value"):
+        return int(dim.dim_value)
+    return dim.dim_param or None
+
+
+def _shape_proto(shape: Sequence[Dim]) -> onnx.TensorShapeProto:
+    proto = onnx.TensorShapeProto()
+    for dim in shape:
+        entry = proto.dim.add()
+        if isinstance(dim, str):
+            entry.dim_param = dim
+        elif dim is not None:
+            entry.dim_value = dim
+    return proto
+
+
+def _attribute_value(attribute: Attribute, context: Any) -> Any:
+    proto = context.get_attribute(attribute.name)
+    if proto is None:
+        return attribute.default
+    value = onnx.helper.get_attribute_value(proto)
+    if attribute.kind is str:
+        return [v.decode() for v in value] if attribute.is_list else value.decode()
+    return value
