@@ -92,6 +92,8 @@ def _to_array(entry: Input, value: Any) -> Array:
             array = array.astype(np.int64)
     if array.dtype not in constraint.dtypes:
         raise TypeError(f"{entry.name} is {array.dtype}, expected {_list_types(entry)}")
+    if constraint.name == "I" and array.size and array.min() < 0:
+        raise ValueError(f"{entry.name} is {array.tolist()}, expected no negative dimension")
     return array
 
 
@@ -143,8 +145,6 @@ def to_output_names(value: Any, names: Sequence[str]) -> frozenset[str] | None:
 
 def check_size(name: str, shape: Sequence[int]) -> None:
     """Refuses a shape no array can have."""
-    if any(d < 0 for d in shape):
-        raise ValueError(f"shape is {list(shape)}, expected no negative dimension")
     if len(shape) > 64:
         raise ValueError(f"{name} would have {len(shape)} dimensions, expected at most 64 as in NumPy")
     if math.prod(d for d in shape if d) > 2**59:  # zeros aside, as NumPy reckons: strides must fit too

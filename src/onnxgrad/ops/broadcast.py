@@ -6,7 +6,7 @@ import numpy as np
 
 from onnxgrad.op import op
 from onnxgrad.schema import Dim, Known
-from onnxgrad.tensor_types import Array, Shape
+from onnxgrad.tensor_types import Shape
 
 
 def broadcast_axes(a_shape: Sequence[int], b_shape: Sequence[int]) -> tuple[list[int], list[int]]:
@@ -27,12 +27,6 @@ def broadcast_axes(a_shape: Sequence[int], b_shape: Sequence[int]) -> tuple[list
     return a_axes, b_axes
 
 
-def _check(a_shape: Array, b_shape: Array) -> None:
-    for name, shape in (("a_shape", a_shape.tolist()), ("b_shape", b_shape.tolist())):
-        if shape and min(shape) < 0:
-            raise ValueError(f"{name} is {shape}, expected no negative dimension")
-
-
 def _shape_rule(a_shape: Known, b_shape: Known) -> tuple[tuple[Dim], tuple[Dim]]:
     a, b = a_shape.numbers, b_shape.numbers
     if a is None or b is None:
@@ -41,7 +35,7 @@ def _shape_rule(a_shape: Known, b_shape: Known) -> tuple[tuple[Dim], tuple[Dim]]
     return (len(a_axes),), (len(b_axes),)
 
 
-@op("BroadcastGradientArgs", outputs=("a_axes?", "b_axes?"), shape=_shape_rule, check=_check)
+@op("BroadcastGradientArgs", outputs=("a_axes?", "b_axes?"), shape=_shape_rule)
 def broadcast_gradient_args(a_shape: Shape, b_shape: Shape) -> tuple[Shape, Shape]:
     """The axes to sum a gradient over, to undo the broadcasting of two shapes.
 

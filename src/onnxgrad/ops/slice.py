@@ -56,8 +56,6 @@ def _check(dY: Array, shape: Array, starts: Array, ends: Array, axes: Array | No
     dims = shape.tolist()
     if not dims:
         raise ValueError("shape is empty, expected at least one dimension")
-    if min(dims) < 0:
-        raise ValueError(f"shape is {dims}, expected no negative dimension")
     for name, given in (("ends", ends), ("axes", axes), ("steps", steps)):
         absent = given is None or (name != "ends" and len(given) == 0)
         if not absent and given is not None and len(given) != len(starts):
