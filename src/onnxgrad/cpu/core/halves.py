@@ -1,4 +1,8 @@
-"""float16 and bfloat16 for Numba, which has neither: numbers are widened to float32 to compute and rounded once."""
+"""float16 and bfloat16 for Numba, which has neither: numbers are widened to float32 to compute and rounded once.
+
+`load` and `store` are also how kernels reach array elements at computed positions. Numba's own array[i] tests for
+negative positions and counts references, which keeps loops off vector code.
+"""
 
 from typing import Any
 
@@ -11,9 +15,11 @@ from numba.extending import intrinsic, overload
 from onnxgrad.tensor_types import Array
 
 # The bits of a half number under a field name that tells the format, so that Numba sees two types.
-FLOAT16 = np.dtype([("float16", np.uint16)], align=True)
-BFLOAT16 = np.dtype([("bfloat16", np.uint16)], align=True)
-_VIEWS = {np.dtype(np.float16): FLOAT16, np.dtype(ml_dtypes.bfloat16): BFLOAT16}
+_VIEWS = {
+    np.dtype(np.float16): np.dtype([("float16", np.uint16)], align=True),
+    np.dtype(ml_dtypes.bfloat16): np.dtype([("bfloat16", np.uint16)], align=True),
+}
+INT16, INT32, FLOAT = ir.IntType(16), ir.IntType(32), ir.FloatType()
 
 
 def flat(array: Array) -> Array:
@@ -22,76 +28,108 @@ def flat(array: Array) -> Array:
     return contiguous.view(_VIEWS.get(array.dtype, array.dtype)).reshape(-1)
 
 
-def load(array: Array, position: int) -> Any:
-    """array[position], widened to float32 if it is a half number."""
-    raise NotImplementedError("for compiled code only")
-
-
-def store(array: Array, position: int, value: Any) -> None:
-    """array[position] = value, rounded to nearest even if it is a half number."""
-    raise NotImplementedError("for compiled code only")
-
-
 def _format(array: Any) -> str:
     return next(iter(array.dtype.fields)) if isinstance(array.dtype, types.Record) else ""
 
 
-@overload(load, inline="always", strict=False)  # type: ignore[misc]
-def _load(array: Any, position: Any) -> Any:
-    if _format(array) == "float16":
-        return lambda array, position: _from_float16(array[position].float16)
-    if _format(array) == "bfloat16":
-        return lambda array, position: _as_float(np.uint32(array[position].bfloat16) << np.uint32(16))
-    return lambda array, position: array[position]
-
-
-@overload(store, inline="always", strict=False)  # type: ignore[misc]
-def _store(array: Any, position: Any, value: Any) -> Any:
-    if _format(array) == "float16":
-
-        def store_float16(array: Any, position: Any, value: Any) -> None:
-            array[position].float16 = _to_float16(np.float32(value))
-
-        return store_float16
-    if _format(array) == "bfloat16":
-
-        def store_bfloat16(array: Any, position: Any, value: Any) -> None:
-            bits = _as_bits(np.float32(value))
-            rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-            # Rounding up could carry a NaN's payload into its exponent.
-            is_nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
-            quiet = (bits >> np.uint32(16)) | np.uint32(0x40)
-            array[position].bfloat16 = np.uint16(quiet if is_nan else rounded)
-
-        return store_bfloat16
-
-    def store_native(array: Any, position: Any, value: Any) -> None:
-        array[position] = value
-
-    return store_native
-
-
 @intrinsic  # type: ignore[misc]
-def _as_float(typing_context: Any, bits: Any) -> Any:
-    return types.float32(types.uint32), lambda context, builder, signature, v: builder.bitcast(v[0], ir.FloatType())
+def load(typing_context: Any, array: Any, position: Any) -> Any:
+    """load(array, position): the element there, widened to float32 if it is a half number."""
 
-
-@intrinsic  # type: ignore[misc]
-def _as_bits(typing_context: Any, number: Any) -> Any:
-    return types.uint32(types.float32), lambda context, builder, signature, v: builder.bitcast(v[0], ir.IntType(32))
-
-
-@intrinsic  # type: ignore[misc]
-def _from_float16(typing_context: Any, bits: Any) -> Any:
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
-        return builder.fpext(builder.bitcast(values[0], ir.HalfType()), ir.FloatType())
+        pointer = _element(context, builder, array, values)
+        if not _format(array):
+            return context.unpack_value(builder, array.dtype, pointer)
+        bits = builder.load(builder.bitcast(pointer, INT16.as_pointer()), align=2)
+        if _format(array) == "float16":
+            return builder.fpext(builder.bitcast(bits, ir.HalfType()), FLOAT)
+        return builder.bitcast(builder.shl(builder.zext(bits, INT32), INT32(16)), FLOAT)
 
-    return types.float32(types.uint16), generate
+    return (types.float32 if _format(array) else array.dtype)(array, types.int64), generate
 
 
 @intrinsic  # type: ignore[misc]
-def _to_float16(typing_context: Any, number: Any) -> Any:
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
-        return builder.bitcast(builder.fptrunc(values[0], ir.HalfType()), ir.IntType(16))
+def store(typing_context: Any, array: Any, position: Any, value: Any) -> Any:
+    """store(array, position, value), rounding to nearest even if the elements are half numbers."""
 
-    return types.uint16(types.float32), generate
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
+        pointer = _element(context, builder, array, values)
+        if _format(array):
+            if _format(array) == "float16":
+                bits = builder.bitcast(builder.fptrunc(values[2], ir.HalfType()), INT16)
+            else:
+                bits = _round_to_bfloat16(builder, values[2])
+            builder.store(bits, builder.bitcast(pointer, INT16.as_pointer()), align=2)
+        else:
+            context.pack_value(builder, array.dtype, values[2], pointer)
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64, types.float32 if _format(array) else array.dtype), generate
+
+
+def _element(context: Any, builder: ir.IRBuilder, array: Any, values: Any) -> Any:
+    return builder.gep(context.make_array(array)(context, builder, values[0]).data, [values[1]])
+
+
+def _round_to_bfloat16(builder: ir.IRBuilder, number: Any) -> Any:
+    bits = builder.bitcast(number, INT32)
+    high = builder.lshr(bits, INT32(16))
+    half_up = builder.add(INT32(0x7FFF), builder.and_(high, INT32(1)))
+    rounded = builder.lshr(builder.add(bits, half_up), INT32(16))
+    # Rounding up could carry a NaN's payload into its exponent, so a NaN is cut off and made quiet.
+    is_nan = builder.fcmp_unordered("uno", number, number)
+    return builder.trunc(builder.select(is_nan, builder.or_(high, INT32(0x40)), rounded), INT16)
+
+
+def is_half(array: Array) -> bool:
+    """Whether the elements are half numbers; known when compiling, so that the other branch is left out."""
+    raise NotImplementedError("for compiled code only")
+
+
+def zero(array: Array, start: int, end: int) -> None:
+    """array[start:end] = 0."""
+    raise NotImplementedError("for compiled code only")
+
+
+def sums_for(array: Array, start: int, count: int) -> Array:
+    """Where the sums for array[start : start + count] are formed: in place or, for half numbers, in a float32 copy."""
+    raise NotImplementedError("for compiled code only")
+
+
+def finish_sums(array: Array, start: int, sums: Array) -> None:
+    """Puts what `sums_for` gave back into its array, rounding half numbers once."""
+    raise NotImplementedError("for compiled code only")
+
+
+@overload(is_half, inline="always", strict=False)  # type: ignore[misc]
+def _is_half(array: Any) -> Any:
+    half = bool(_format(array))
+    return lambda array: half
+
+
+@overload(zero, strict=False)  # type: ignore[misc]
+def _zero(array: Any, start: Any, end: Any) -> Any:
+    def zero_range(array: Any, start: Any, end: Any) -> None:
+        for i in range(start, end):
+            store(array, i, 0)
+
+    return zero_range
+
+
+@overload(sums_for, strict=False)  # type: ignore[misc]
+def _sums_for(array: Any, start: Any, count: Any) -> Any:
+    if _format(array):
+        return lambda array, start, count: np.empty(count, np.float32)
+    return lambda array, start, count: array[start : start + count]
+
+
+@overload(finish_sums, strict=False)  # type: ignore[misc]
+def _finish_sums(array: Any, start: Any, sums: Any) -> Any:
+    if not _format(array):
+        return lambda array, start, sums: None
+
+    def round_once(array: Any, start: Any, sums: Any) -> None:
+        for i in range(sums.size):
+            store(array, start + i, sums[i])
+
+    return round_once

@@ -22,15 +22,20 @@ def _source_stamp() -> bytes:
     return digest.digest()
 
 
-def native(function: Callable[..., Any]) -> Any:
+def native(function: Callable[..., Any], **options: Any) -> Any:
     """Compiles on first use and keeps the result in __pycache__ or, where that is read-only, the user's cache folder.
 
     The arithmetic is the machine's: a division by zero gives inf, a multiplication and an addition may fuse.
     """
-    compiled = numba.njit(nogil=True, error_model="numpy", fastmath={"contract"})(function)
+    compiled = numba.njit(nogil=True, error_model="numpy", fastmath={"contract"}, **options)(function)
     try:
         compiled.enable_caching()
     except RuntimeError:  # no folder can be written: compile in every process
         return compiled
     compiled._cache._cache_file._source_stamp = _source_stamp()
     return compiled
+
+
+def inlined(function: Callable[..., Any]) -> Any:
+    """Like `native`, for small functions inside loops: a real call would count references to every array it is given."""
+    return native(function, forceinline=True)

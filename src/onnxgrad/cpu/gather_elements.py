@@ -1,0 +1,161 @@
+"""GatherElementsGrad on the CPU: each task owns some columns of dX along the axis and adds dY into them in order.
+
+A unit is one block of columns that lie side by side in memory, under one choice of the other coordinates. The sums of
+half types are formed in a float32 copy of the unit, a range of rows at a time if it is large.
+"""
+
+import math
+
+import numpy as np
+
+from onnxgrad.cpu.core.halves import flat, is_half, load, store, zero
+from onnxgrad.cpu.core.indices import find_bad_index, refuse_bad, wrapped
+from onnxgrad.cpu.core.jit import native
+from onnxgrad.cpu.core.parallel import parallel
+from onnxgrad.tensor_types import Array
+from onnxgrad.threads import get_num_threads, launch
+
+UNIT = 1 << 19  # bytes of dX in one unit: half of a core's second-level cache, where random additions are cheap
+FEWEST_COLUMNS = 16  # one cache line of float32
+TASK = 1 << 17  # bytes of dX in one task, which may be many units
+UNNOTICED = 1 << 22  # bytes of working memory that are not worth saving
+
+
+def gather_elements_grad(dY: Array, shape: Array, indices: Array, dX: Array, axis: int) -> None:
+    axis %= shape.size
+    size, count = dX.shape[axis], indices.shape[axis]
+    before = _merge(indices.shape[:axis], dX.shape[:axis])
+    after = _merge(indices.shape[axis + 1 :], dX.shape[axis + 1 :])
+    columns = after[-1][0] if after else 1
+    # One row per dimension that units are counted over: its length, its stride in dY, its stride in dX.
+    y_step, x_step = math.prod(q for q, _ in after), math.prod(s for _, s in after)
+    outer = _strides(before, y_step * count, x_step * size)
+    dims = np.array([*outer, *_strides(after, 1, 1)[:-1]], np.int64).reshape(-1, 3)
+    width, rows = _unit(dY, dX, size, columns)
+    slabs, blocks = -(-columns // max(width, 1)), -(-size // max(rows, 1))
+    units = math.prod(int(d) for d in dims[:, 0]) * slabs * blocks
+    per_task = max(1, TASK // max(1, rows * width * dX.itemsize))
+    covered = all(q == s for k, (q, s) in enumerate(zip(indices.shape, dX.shape, strict=True)) if k != axis)
+    layout = (size, count, columns, width, rows, y_step, x_step)
+    touched = dX.nbytes + dY.nbytes + indices.nbytes
+    work = (flat(dY), flat(indices), flat(dX), dims, layout, units, per_task, covered)
+    refuse_bad(launch(_add_elements, *work, bytes_touched=touched), indices, size)
+
+
+def _merge(taken: tuple[int, ...], whole: tuple[int, ...]) -> list[tuple[int, int]]:
+    """(elements of indices, elements of dX) per dimension, neighbours joined where indices cover dX's dimension."""
+    merged: list[tuple[int, int]] = []
+    for q, s in zip(taken, whole, strict=True):
+        if merged and q == s:
+            merged[-1] = (merged[-1][0] * q, merged[-1][1] * s)
+        else:
+            merged.append((q, s))
+    return merged
+
+
+def _strides(dims: list[tuple[int, int]], y_stride: int, x_stride: int) -> list[tuple[int, int, int]]:
+    """(length, stride in dY, stride in dX) of each dimension, the last one with the strides given."""
+    rows = []
+    for q, s in reversed(dims):
+        rows.append((q, y_stride, x_stride))
+        y_stride, x_stride = y_stride * q, x_stride * s
+    return rows[::-1]
+
+
+def _unit(dY: Array, dX: Array, size: int, columns: int) -> tuple[int, int]:
+    """Columns and rows of a unit."""
+    item = 4 if dX.itemsize == 2 else dX.itemsize
+    width = min(columns, max(FEWEST_COLUMNS, UNIT // max(1, size * item)))
+    if dX.itemsize != 2:
+        return width, size
+    budget = max(dY.nbytes // 4, UNNOTICED) // get_num_threads()
+    return width, max(1, min(size, budget // (4 * max(width, 1))))
+
+
+@native
+def _add(dY: Array, indices: Array, sums: Array, y: int, x: int, layout: tuple[int, ...]) -> None:
+    """sums[x + row · x_step + j] += dY[y + i · y_step + j], for the rows that indices name and this unit owns."""
+    size, first, rows, count, width, y_step, x_step = layout
+    if width == 1 and rows == size:
+        for i in range(count):
+            at = x + wrapped(load(indices, y + i * y_step), size) * x_step
+            store(sums, at, load(sums, at) + load(dY, y + i * y_step))
+        return
+    for i in range(count):
+        for j in range(width):
+            row = wrapped(load(indices, y + i * y_step + j), size) - first
+            if 0 <= row < rows:
+                at = x + row * x_step + j
+                store(sums, at, load(sums, at) + load(dY, y + i * y_step + j))
+
+
+@native
+def _add_unit(
+    unit: int, dY: Array, indices: Array, dX: Array, dims: Array, layout: tuple[int, ...], covered: bool
+) -> None:
+    size, count, columns, width, rows, y_step, x_step = layout
+    slabs, blocks = (columns + width - 1) // width, (size + rows - 1) // rows
+    column, unit = (unit % slabs) * width, unit // slabs
+    first, unit = (unit % blocks) * rows, unit // blocks
+    width, rows = min(width, columns - column), min(rows, size - first)
+    y, x = np.int64(column), np.int64(column) + first * x_step
+    for d in range(len(dims) - 1, -1, -1):
+        y += (unit % dims[d, 0]) * dims[d, 1]
+        x += (unit % dims[d, 0]) * dims[d, 2]
+        unit //= dims[d, 0]
+    if is_half(dX):
+        sums = np.zeros(rows * width, np.float32)
+        _add(dY, indices, sums, y, 0, (size, first, rows, count, width, y_step, width))
+        for row in range(rows):
+            for j in range(width):
+                store(dX, x + row * x_step + j, sums[row * width + j])
+        return
+    if covered and width == x_step:
+        zero(dX, x, x + size * x_step)
+    elif covered:
+        for row in range(size):
+            zero(dX, x + row * x_step, x + row * x_step + width)
+    _add(dY, indices, dX, y, x, (size, first, rows, count, width, y_step, x_step))
+
+
+@native
+def _add_units(
+    number: int,
+    dY: Array,
+    indices: Array,
+    dX: Array,
+    dims: Array,
+    layout: tuple[int, ...],
+    units: int,
+    per_task: int,
+    covered: bool,
+) -> None:
+    for unit in range(number * per_task, min(units, (number + 1) * per_task)):
+        _add_unit(unit, dY, indices, dX, dims, layout, covered)
+
+
+@native
+def _zero_chunk(number: int, dX: Array) -> None:
+    zero(dX, number * TASK, min(dX.size, (number + 1) * TASK))
+
+
+@native
+def _add_elements(
+    dY: Array,
+    indices: Array,
+    dX: Array,
+    dims: Array,
+    layout: tuple[int, ...],
+    units: int,
+    per_task: int,
+    covered: bool,
+    scheduler: int,
+) -> int:
+    bad = find_bad_index(indices, layout[0], scheduler)
+    if bad >= 0 or dX.size == 0:
+        return bad
+    if not covered or units == 0:  # some of dX belongs to no unit
+        parallel(scheduler, (dX.size + TASK - 1) // TASK, _zero_chunk, (dX,))
+    tasks = (units + per_task - 1) // per_task
+    parallel(scheduler, tasks, _add_units, (dY, indices, dX, dims, layout, units, per_task, covered))
+    return bad
