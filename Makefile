@@ -21,7 +21,7 @@ bench: .venv/ready .venv-peer/ready
 
 # docs/operators.md and the generated tables of the README.
 docs: .venv/ready
-	$(PY) -m docs
+	$(PY) docs/generate.py
 
 # The results of onnxruntime-training 1.19.2 that the tests compare with.
 golden: .venv-peer/ready

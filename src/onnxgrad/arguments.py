@@ -24,6 +24,8 @@ def bind(
     if len(args) > len(order):
         raise TypeError(f"takes at most {len(order)} arguments ({', '.join(order)}), got {len(args)}")
     values = dict(zip(order, args, strict=False))
+    if len(values) == len(order) and not kwargs:
+        return values
     for name, value in kwargs.items():
         if name not in order:
             raise TypeError(f"has no argument {name!r}, expected one of {', '.join(order)}")
@@ -60,21 +62,19 @@ def to_arrays(declared: Sequence[Input], values: Mapping[str, Any]) -> list[Arra
             first, dtype = chosen[constraint.name]
             raise TypeError(f"{entry.name} is {array.dtype}, expected {dtype} as {first} is")
     for position in from_python:
-        array, entry = arrays[position], declared[position]
+        given, entry = arrays[position], declared[position]
         wanted = chosen.get(entry.constraint.name, ("", entry.constraint.dtypes[-1]))[1]
-        if array is not None and array.dtype != wanted:
-            if array.size and not np.array_equal(array, array.astype(wanted)):
+        if given is not None and given.dtype != wanted:
+            if given.size and not np.array_equal(given, given.astype(wanted)):
                 raise ValueError(f"{entry.name} holds values that do not fit {wanted}")
-            arrays[position] = array.astype(wanted)
+            arrays[position] = given.astype(wanted)
     return arrays
 
 
 def _to_array(entry: Input, value: Any) -> Array:
     constraint = entry.constraint
-    if isinstance(value, np.ndarray):
+    if isinstance(value, (np.ndarray, np.generic)):
         array: Array = np.asarray(value)  # a subclass (matrix, masked) would index by rules of its own
-    elif isinstance(value, np.generic):
-        array = np.asarray(value)
     elif constraint.dtypes[0].kind == "i":
         array = _integers(entry.name, value)
     else:
@@ -86,14 +86,23 @@ def _to_array(entry: Input, value: Any) -> Array:
             array = array.reshape(1)
         if array.ndim != 1:
             raise ValueError(f"{entry.name} has shape {array.shape}, expected one dimension")
-        if constraint.name == "I" and array.dtype.kind in "iu" and array.dtype != NATIVE_INT64:
-            if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
-                raise ValueError(f"{entry.name} holds values that do not fit int64")
-            array = array.astype(np.int64)
+        if constraint.name == "I":
+            return _to_shape(entry, array)
     if array.dtype not in constraint.dtypes:
         raise TypeError(f"{entry.name} is {array.dtype}, expected {_list_types(entry)}")
-    if constraint.name == "I" and array.size and array.min() < 0:
-        raise ValueError(f"{entry.name} is {array.tolist()}, expected no negative dimension")
+    return array
+
+
+def _to_shape(entry: Input, array: Array) -> Array:
+    if array.dtype != NATIVE_INT64:
+        if array.dtype.kind not in "iu":
+            raise TypeError(f"{entry.name} is {array.dtype}, expected {_list_types(entry)}")
+        if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
+            raise ValueError(f"{entry.name} holds values that do not fit int64")
+        array = array.astype(np.int64)
+    dims = array.tolist()
+    if dims and min(dims) < 0:
+        raise ValueError(f"{entry.name} is {dims}, expected no negative dimension")
     return array
 
 
@@ -145,24 +154,36 @@ def to_output_names(value: Any, names: Sequence[str]) -> frozenset[str] | None:
 
 def check_size(name: str, shape: Sequence[int]) -> None:
     """Refuses a shape no array can have."""
+    if len(shape) < 32 and max(shape, default=0) ** len(shape) < 2**59:  # the usual case, quickly
+        return
     if len(shape) > 64:
         raise ValueError(f"{name} would have {len(shape)} dimensions, expected at most 64 as in NumPy")
     if math.prod(d for d in shape if d) > 2**59:  # zeros aside, as NumPy reckons: strides must fit too
         raise ValueError(f"{name} would have shape {list(shape)}, too large for any memory")
 
 
+# Memory of this size comes straight from the system, zeroed page by page when first touched. What nothing is added to
+# is then never written, and costs nothing. Smaller memory is reused, and warm.
+LAZY = 1 << 25
 _PHYSICAL_MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 2**63
 
 
-def allocate(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
-    """An uninitialised array; one larger than the machine's memory is refused before the system would kill us for it."""
+def is_lazy(shape: Sequence[int], dtype: np.dtype[Any]) -> bool:
+    """Whether zeros of this size are free until they are touched."""
+    return math.prod(shape) * dtype.itemsize >= LAZY
+
+
+def allocate(shape: Sequence[int], dtype: np.dtype[Any], zeroed: bool) -> Array:
+    """A new array, zeroed or not; one larger than the machine is refused before the system would kill us for it."""
     size = math.prod(shape) * dtype.itemsize
     try:
         if size > _PHYSICAL_MEMORY:
             raise MemoryError
-        return np.empty(shape, dtype)
+        return np.zeros(shape, dtype) if zeroed else np.empty(shape, dtype)
     except MemoryError:
-        raise MemoryError(f"the result of shape {list(shape)} needs {size / 2**30:.1f} GiB, more than there is") from None
+        raise MemoryError(
+            f"the result of shape {list(shape)} needs {size / 2**30:.1f} GiB, more than there is"
+        ) from None
 
 
 def check_out(

@@ -74,7 +74,14 @@ class Op(Generic[P, R]):
         self._defaults = {
             p.name: p.default for p in inspect.signature(body).parameters.values() if p.default is not p.empty
         }
+        self._output_names = [output.name for output in self.outputs]
+        # Each output has the type of the first required input that shares its type variable.
+        self._dtype_sources = [
+            next(k for k, i in enumerate(self.inputs) if i.constraint.name == o.constraint.name and not i.optional)
+            for o in self.outputs
+        ]
         self._kernels: dict[str, Callable[..., None]] = {}
+        self._kernel_takes_zeros = False
         self.schema = register(self)
 
     def __repr__(self) -> str:
@@ -96,13 +103,14 @@ class Op(Generic[P, R]):
                 attributes = {**attributes, "outputs": wanted}
             return self.body(*inputs, **attributes)  # type: ignore[arg-type]
         except (TypeError, ValueError, IndexError, MemoryError) as error:
-            raise self._named(error)
+            raise self._named(error) from None
 
     def kernel(self, backend: str) -> Callable[..., None]:
         """The kernel for "cpu" or "cuda": the function of the same name in the backend's module of the same name."""
         if backend not in self._kernels:
             module = importlib.import_module(f"onnxgrad.{backend}.{self.module}")
             self._kernels[backend] = getattr(module, self.function_name)
+            self._kernel_takes_zeros = "zeroed" in inspect.signature(self._kernels[backend]).parameters
         return self._kernels[backend]
 
     def _run(self, out: tuple[Array | None, ...] | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> R:
@@ -110,18 +118,21 @@ class Op(Generic[P, R]):
             inputs, attributes, wanted = self._bind(args, kwargs)
             shapes = self._output_shapes(inputs, attributes)
             dtypes = self._output_dtypes(inputs)
-            names = [o.name for o in self.outputs]
+            kernel = self.kernel("cpu")
             results: tuple[Array | None, ...]
-            if out is None:
-                results = tuple(
-                    arguments.allocate(s, d) if wanted is None or n in wanted else None
-                    for n, s, d in zip(names, shapes, dtypes, strict=True)
-                )
+            if out is not None:
+                results = arguments.check_out(out, self._output_names, shapes, dtypes, wanted, inputs)
+            elif self._kernel_takes_zeros and arguments.is_lazy(shapes[0], dtypes[0]):
+                results = (arguments.allocate(shapes[0], dtypes[0], zeroed=True),)
+                kernel = functools.partial(kernel, zeroed=True)
             else:
-                results = arguments.check_out(out, names, shapes, dtypes, wanted, inputs)
-            self.kernel("cpu")(*inputs, *results, **attributes)
+                results = tuple(
+                    arguments.allocate(shape, dtype, zeroed=False) if wanted is None or name in wanted else None
+                    for name, shape, dtype in zip(self._output_names, shapes, dtypes, strict=True)
+                )
+            kernel(*inputs, *results, **attributes)
         except (TypeError, ValueError, IndexError, MemoryError) as error:
-            raise self._named(error)
+            raise self._named(error) from None
         return results[0] if len(results) == 1 else results  # type: ignore[return-value]
 
     def _named(self, error: Exception) -> Exception:
@@ -132,31 +143,30 @@ class Op(Generic[P, R]):
     def _bind(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[list[Array | None], dict[str, Any], frozenset[str] | None]:
-        """Names every argument, turns inputs into arrays and checks what can be checked without knowing the operator."""
+        """Names every argument, turns inputs into arrays and checks them."""
         values = arguments.bind(self._order, self._defaults, args, kwargs)
         inputs = arguments.to_arrays(self.inputs, values)
         attributes = {a.name: arguments.to_attribute(a, values[a.name]) for a in self.attributes}
         wanted = None
         if self.chooses_outputs:
-            wanted = arguments.to_output_names(values["outputs"], [o.name for o in self.outputs])
+            wanted = arguments.to_output_names(values["outputs"], self._output_names)
         if self.check is not None:
             self.check(*inputs, **attributes)
         return inputs, attributes, wanted
 
     def _output_shapes(self, inputs: Sequence[Array | None], attributes: Mapping[str, Any]) -> list[tuple[int, ...]]:
         known = [
-            None if x is None else Known(x.shape, tuple(x.tolist()) if i.constraint.on_host else None)
-            for x, i in zip(inputs, self.inputs, strict=True)
+            None if x is None else Known(x.shape, tuple(x.tolist()) if declared.constraint.on_host else None)
+            for x, declared in zip(inputs, self.inputs, strict=True)
         ]
         rule = self.shape_rule(*known, **attributes)
         shapes = [rule] if len(self.outputs) == 1 else list(rule)
-        for output, shape in zip(self.outputs, shapes, strict=True):
-            arguments.check_size(output.name, shape)
+        for name, shape in zip(self._output_names, shapes, strict=True):
+            arguments.check_size(name, shape)
         return shapes
 
     def _output_dtypes(self, inputs: Sequence[Array | None]) -> list[np.dtype[Any]]:
-        by_variable = {i.constraint.name: x.dtype for x, i in zip(inputs, self.inputs, strict=True) if x is not None}
-        return [by_variable[o.constraint.name] for o in self.outputs]
+        return [inputs[position].dtype for position in self._dtype_sources]  # type: ignore[union-attr]
 
 
 def op(
@@ -178,8 +188,9 @@ def op(
 
     def declare(body: Callable[P, R]) -> Op[P, R]:
         names = (outputs,) if isinstance(outputs, str) else tuple(outputs)
-        OPERATORS[name] = Op(name, body, names, shape, check, domain, version)
-        return OPERATORS[name]
+        declared = Op(name, body, names, shape, check, domain, version)
+        OPERATORS[name] = declared
+        return declared
 
     return declare
 

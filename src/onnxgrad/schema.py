@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import onnx
 from onnx.defs import OpSchema
@@ -17,8 +16,7 @@ if TYPE_CHECKING:
 Dim: TypeAlias = int | str | None  # a number, a symbol, or unknown
 
 
-@dataclass(frozen=True)
-class Known:
+class Known(NamedTuple):
     """What is known of an input before it is computed: its dimensions and, for shape-like ones, its values."""
 
     dims: tuple[Dim, ...] | None
@@ -44,7 +42,9 @@ class Known:
 
 def register(op: Op[..., Any]) -> OpSchema:
     """Makes the operator known to onnx: checker, shape inference and version look-up."""
-    constraints = {p.constraint.name: p.constraint for p in (*op.inputs, *op.outputs)}
+    constraints = {i.constraint.name: i.constraint for i in op.inputs} | {
+        o.constraint.name: o.constraint for o in op.outputs
+    }
     schema = OpSchema(
         op.name,
         op.domain,

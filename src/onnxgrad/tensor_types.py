@@ -1,6 +1,7 @@
 """The tensor types an operator takes: annotations for its parameters, and ONNX's names for NumPy's dtypes."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Any, TypeAlias
 
 import ml_dtypes
@@ -51,7 +52,7 @@ class TypeConstraint:
     types: tuple[str, ...]
     on_host: bool = False  # shape-like: read by the CPU even when the data is on a GPU; lists and ints are welcome
 
-    @property
+    @cached_property
     def dtypes(self) -> tuple[np.dtype[Any], ...]:
         return tuple(DTYPES[name] for name in self.types)
 

@@ -9,9 +9,9 @@ import math
 
 import numpy as np
 
-from onnxgrad.cpu.core.halves import finish_sums, flat, load, sums_for, zero
+from onnxgrad.cpu.core.halves import finish_sums, flat, is_half, load, sums_for, zero
 from onnxgrad.cpu.core.indices import find_bad_index, refuse_bad, wrapped
-from onnxgrad.cpu.core.jit import native
+from onnxgrad.cpu.core.jit import int64, native
 from onnxgrad.cpu.core.parallel import parallel
 from onnxgrad.tensor_types import Array
 from onnxgrad.threads import get_num_threads, launch
@@ -23,7 +23,7 @@ RADIX_BITS = 11
 UNNOTICED = 1 << 22  # bytes of working memory that are not worth saving
 
 
-def gather_grad(shape: Array, indices: Array, dY: Array, dX: Array, axis: int) -> None:
+def gather_grad(shape: Array, indices: Array, dY: Array, dX: Array, axis: int, zeroed: bool = False) -> None:
     axis %= shape.size
     outer, size, inner = math.prod(dX.shape[:axis]), dX.shape[axis], math.prod(dX.shape[axis + 1 :])
     positions, terms, result = flat(indices), flat(dY), flat(dX)
@@ -31,10 +31,10 @@ def gather_grad(shape: Array, indices: Array, dY: Array, dX: Array, axis: int) -
     if inner * dY.itemsize >= WIDE_ROW:
         order_type = np.int32 if positions.size < 2**31 else np.int64
         order = np.empty((2, positions.size), order_type)
-        bad = launch(_wide_rows, positions, terms, result, order, outer, size, inner, bytes_touched=touched)
+        bad = launch(_wide_rows, positions, terms, result, order, outer, size, inner, zeroed, bytes_touched=touched)
     else:
         rows = _rows_per_task(dY, outer, size, inner)
-        bad = launch(_narrow_rows, positions, terms, result, outer, size, inner, rows, bytes_touched=touched)
+        bad = launch(_narrow_rows, positions, terms, result, outer, size, inner, rows, zeroed, bytes_touched=touched)
     refuse_bad(bad, indices, size)
 
 
@@ -61,7 +61,7 @@ def _sort_positions(indices: Array, size: int, order: Array) -> int:
         counts[:] = 0
         for i in range(count):
             counts[(wrapped(indices[i], size) >> shift) & ((1 << RADIX_BITS) - 1)] += 1
-        total = np.int64(0)
+        total = int64(0)
         for digit in range(counts.size):
             total, counts[digit] = total + counts[digit], total
         for i in range(count):
@@ -88,7 +88,7 @@ def _run_end(indices: Array, order: Array, size: int, start: int) -> int:
 def _long_runs(indices: Array, order: Array, size: int, limit: int) -> Array:
     """[start, end] of each run longer than `limit`."""
     runs = np.empty((order.size // limit, 2), np.int64)
-    count, start = 0, np.int64(0)
+    count, start = 0, int64(0)
     while start < order.size:
         end = _run_end(indices, order, size, start)
         if end - start > limit:
@@ -136,11 +136,12 @@ def _wide_task(
     inner: int,
     rows: int,
     limit: int,
+    zeroed: bool,
 ) -> None:
     """Writes `rows` rows of dX, except those with a run longer than `limit`."""
     row = number * rows
     last = min(outer * size, row + rows)
-    batch, at = np.int64(-1), 0
+    batch, at = int64(-1), 0
     while row < last:
         if row // size != batch:
             batch = row // size
@@ -148,7 +149,8 @@ def _wide_task(
         batch_end = min(last, (batch + 1) * size)
         next_row = batch_end if at == order.size else batch * size + wrapped(indices[order[at]], size)
         next_row = min(next_row, batch_end)
-        zero(dX, row * inner, next_row * inner)
+        if not zeroed:
+            zero(dX, row * inner, next_row * inner)
         row = next_row
         if row < batch_end:
             end = _run_end(indices, order, size, at)
@@ -173,7 +175,15 @@ def _long_run_task(
 
 @native
 def _wide_rows(
-    indices: Array, dY: Array, dX: Array, buffers: Array, outer: int, size: int, inner: int, scheduler: int
+    indices: Array,
+    dY: Array,
+    dX: Array,
+    buffers: Array,
+    outer: int,
+    size: int,
+    inner: int,
+    zeroed: bool,
+    scheduler: int,
 ) -> int:
     bad = find_bad_index(indices, size, scheduler)
     if bad >= 0 or outer * size == 0:
@@ -183,7 +193,7 @@ def _wide_rows(
     rows = max(1, SPAN // row_bytes)
     limit = max(order.size // 16, SPAN // row_bytes)
     tasks = (outer * size + rows - 1) // rows
-    parallel(scheduler, tasks, _wide_task, (indices, order, dY, dX, outer, size, inner, rows, limit))
+    parallel(scheduler, tasks, _wide_task, (indices, order, dY, dX, outer, size, inner, rows, limit, zeroed))
     runs = _long_runs(indices, order, size, limit)
     tasks = outer * len(runs) * ((inner + COLUMNS - 1) // COLUMNS)
     if tasks > 0:
@@ -193,7 +203,7 @@ def _wide_rows(
 
 @native
 def _narrow_task(
-    number: int, indices: Array, dY: Array, dX: Array, size: int, inner: int, rows: int
+    number: int, indices: Array, dY: Array, dX: Array, size: int, inner: int, rows: int, zeroed: bool
 ) -> None:
     """Writes `rows` rows of one batch of dX."""
     blocks = (size + rows - 1) // rows
@@ -201,7 +211,8 @@ def _narrow_task(
     rows = min(rows, size - first)
     target, source = (batch * size + first) * inner, batch * indices.size * inner
     sums = sums_for(dX, target, rows * inner)
-    sums[:] = 0
+    if is_half(dX) or not zeroed:
+        sums[:] = 0
     for j in range(indices.size):
         row = wrapped(indices[j], size) - first
         if 0 <= row < rows:
@@ -215,11 +226,11 @@ def _narrow_task(
 
 @native
 def _narrow_rows(
-    indices: Array, dY: Array, dX: Array, outer: int, size: int, inner: int, rows: int, scheduler: int
+    indices: Array, dY: Array, dX: Array, outer: int, size: int, inner: int, rows: int, zeroed: bool, scheduler: int
 ) -> int:
     bad = find_bad_index(indices, size, scheduler)
     if bad >= 0 or dX.size == 0:
         return bad
     tasks = outer * ((size + rows - 1) // rows)
-    parallel(scheduler, tasks, _narrow_task, (indices, dY, dX, size, inner, rows))
+    parallel(scheduler, tasks, _narrow_task, (indices, dY, dX, size, inner, rows, zeroed))
     return bad

@@ -10,7 +10,7 @@ import numpy as np
 
 from onnxgrad.cpu.core.halves import flat, is_half, load, store, zero
 from onnxgrad.cpu.core.indices import find_bad_index, refuse_bad, wrapped
-from onnxgrad.cpu.core.jit import native
+from onnxgrad.cpu.core.jit import int64, native
 from onnxgrad.cpu.core.parallel import parallel
 from onnxgrad.tensor_types import Array
 from onnxgrad.threads import get_num_threads, launch
@@ -21,7 +21,7 @@ TASK = 1 << 17  # bytes of dX in one task, which may be many units
 UNNOTICED = 1 << 22  # bytes of working memory that are not worth saving
 
 
-def gather_elements_grad(dY: Array, shape: Array, indices: Array, dX: Array, axis: int) -> None:
+def gather_elements_grad(dY: Array, shape: Array, indices: Array, dX: Array, axis: int, zeroed: bool = False) -> None:
     axis %= shape.size
     size, count = dX.shape[axis], indices.shape[axis]
     before = _merge(indices.shape[:axis], dX.shape[:axis])
@@ -38,7 +38,7 @@ def gather_elements_grad(dY: Array, shape: Array, indices: Array, dX: Array, axi
     covered = all(q == s for k, (q, s) in enumerate(zip(indices.shape, dX.shape, strict=True)) if k != axis)
     layout = (size, count, columns, width, rows, y_step, x_step)
     touched = dX.nbytes + dY.nbytes + indices.nbytes
-    work = (flat(dY), flat(indices), flat(dX), dims, layout, units, per_task, covered)
+    work = (flat(dY), flat(indices), flat(dX), dims, layout, units, per_task, covered, zeroed)
     refuse_bad(launch(_add_elements, *work, bytes_touched=touched), indices, size)
 
 
@@ -91,14 +91,14 @@ def _add(dY: Array, indices: Array, sums: Array, y: int, x: int, layout: tuple[i
 
 @native
 def _add_unit(
-    unit: int, dY: Array, indices: Array, dX: Array, dims: Array, layout: tuple[int, ...], covered: bool
+    unit: int, dY: Array, indices: Array, dX: Array, dims: Array, layout: tuple[int, ...], zero_first: bool
 ) -> None:
     size, count, columns, width, rows, y_step, x_step = layout
     slabs, blocks = (columns + width - 1) // width, (size + rows - 1) // rows
     column, unit = (unit % slabs) * width, unit // slabs
     first, unit = (unit % blocks) * rows, unit // blocks
     width, rows = min(width, columns - column), min(rows, size - first)
-    y, x = np.int64(column), np.int64(column) + first * x_step
+    y, x = int64(column), int64(column) + first * x_step
     for d in range(len(dims) - 1, -1, -1):
         y += (unit % dims[d, 0]) * dims[d, 1]
         x += (unit % dims[d, 0]) * dims[d, 2]
@@ -110,9 +110,9 @@ def _add_unit(
             for j in range(width):
                 store(dX, x + row * x_step + j, sums[row * width + j])
         return
-    if covered and width == x_step:
+    if zero_first and width == x_step:
         zero(dX, x, x + size * x_step)
-    elif covered:
+    elif zero_first:
         for row in range(size):
             zero(dX, x + row * x_step, x + row * x_step + width)
     _add(dY, indices, dX, y, x, (size, first, rows, count, width, y_step, x_step))
@@ -128,10 +128,10 @@ def _add_units(
     layout: tuple[int, ...],
     units: int,
     per_task: int,
-    covered: bool,
+    zero_first: bool,
 ) -> None:
     for unit in range(number * per_task, min(units, (number + 1) * per_task)):
-        _add_unit(unit, dY, indices, dX, dims, layout, covered)
+        _add_unit(unit, dY, indices, dX, dims, layout, zero_first)
 
 
 @native
@@ -149,13 +149,14 @@ def _add_elements(
     units: int,
     per_task: int,
     covered: bool,
+    zeroed: bool,
     scheduler: int,
 ) -> int:
     bad = find_bad_index(indices, layout[0], scheduler)
     if bad >= 0 or dX.size == 0:
         return bad
-    if not covered or units == 0:  # some of dX belongs to no unit
+    if not zeroed and (not covered or units == 0):  # some of dX belongs to no unit
         parallel(scheduler, (dX.size + TASK - 1) // TASK, _zero_chunk, (dX,))
     tasks = (units + per_task - 1) // per_task
-    parallel(scheduler, tasks, _add_units, (dY, indices, dX, dims, layout, units, per_task, covered))
+    parallel(scheduler, tasks, _add_units, (dY, indices, dX, dims, layout, units, per_task, covered and not zeroed))
     return bad

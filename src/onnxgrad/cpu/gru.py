@@ -7,7 +7,7 @@ import numpy as np
 
 from onnxgrad.cpu.core.activate import CODES
 from onnxgrad.cpu.core.convert import narrow, widen
-from onnxgrad.cpu.core.gemm import ROWS
+from onnxgrad.cpu.core.gemm import ROWS, gemm_address
 from onnxgrad.cpu.core.gru_backward import gru_backward
 from onnxgrad.cpu.core.gru_forward import gru_forward
 from onnxgrad.ops.gru import DIRECTIONS, chosen_activations
@@ -50,6 +50,7 @@ def gru_training(
         np.array(DIRECTIONS[direction]),
         (*X.shape, R.shape[2], R.shape[0]),
         _rows_per_block(X.shape[1]),
+        gemm_address(accumulator(X.dtype)),
         bytes_touched=X.nbytes + R.nbytes + ZRH.nbytes,
     )
     for array, result in zip((HAll, HFinal, ZRH), results, strict=True):
@@ -99,6 +100,7 @@ def gru_grad(
         (*X.shape, R.shape[2], R.shape[0]),
         _rows_per_block(X.shape[1]),
         get_num_threads(),
+        gemm_address(accumulator(X.dtype)),
         bytes_touched=X.nbytes + R.nbytes + ZRH.nbytes,
     )
     for array, result in zip(outputs, results, strict=True):

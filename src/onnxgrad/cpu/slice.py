@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from onnxgrad.cpu.core.halves import load, store, zero
-from onnxgrad.cpu.core.jit import inlined, native
+from onnxgrad.cpu.core.jit import inlined, int64, native
 from onnxgrad.cpu.core.parallel import parallel
 from onnxgrad.ops.slice import Range, slice_ranges
 from onnxgrad.tensor_types import Array
@@ -19,12 +19,20 @@ TASK = 1 << 17  # bytes of dX in one task
 
 
 def slice_grad(
-    dY: Array, shape: Array, starts: Array, ends: Array, axes: Array | None, steps: Array | None, dX: Array
+    dY: Array,
+    shape: Array,
+    starts: Array,
+    ends: Array,
+    axes: Array | None,
+    steps: Array | None,
+    dX: Array,
+    zeroed: bool = False,
 ) -> None:
-    if dX.size == 0:
+    if dX.size == 0 or (zeroed and dY.size == 0):
         return
     carrier = CARRIERS[dX.itemsize]
-    terms, result = np.ascontiguousarray(dY).view(carrier).reshape(-1), dX.view(carrier).reshape(-1)
+    terms: Array = np.ascontiguousarray(dY).view(carrier).reshape(-1)
+    result: Array = dX.view(carrier).reshape(-1)
     *outer, (dim, last) = _merge(list(zip(dX.shape, slice_ranges(shape, starts, ends, axes, steps), strict=True)))
     # One row per dimension but the last: length in dX, start, step, length in dY, stride in dY.
     dims, y_stride = np.empty((len(outer), 5), np.int64), last.length
@@ -32,7 +40,7 @@ def slice_grad(
         dims[d] = (outer[d][0], *outer[d][1], y_stride)
         y_stride *= outer[d][1].length
     rows = math.prod(length for length, _ in outer)
-    work = (terms, result, dims, (dim, *last), rows, dY.size == 0)
+    work = (terms, result, dims, (dim, *last), rows, dY.size == 0, zeroed)
     launch(_lay, *work, bytes_touched=dX.nbytes + dY.nbytes)
 
 
@@ -51,25 +59,29 @@ def _merge(dims: list[tuple[int, Range]]) -> list[tuple[int, Range]]:
 
 
 @inlined
-def _write_part(dY: Array, dX: Array, y: int, x: int, begin: int, end: int, last: tuple[int, ...]) -> None:
+def _write_part(
+    dY: Array, dX: Array, y: int, x: int, begin: int, end: int, last: tuple[int, ...], zeroed: bool
+) -> None:
     """Writes positions begin … end-1 of a row of dX that starts at x; the row of dY starts at y."""
     _, start, step, length = last
     if step == 1 or step == -1:
         low = start if step == 1 else start - length + 1
         first, stop = min(max(low, begin), end), max(min(low + length, end), begin)
-        zero(dX, x + begin, x + min(first, stop))
+        if not zeroed:
+            zero(dX, x + begin, x + min(first, stop))
+            zero(dX, x + max(first, stop), x + end)
         if step == 1:
             for i in range(first, stop):
                 store(dX, x + i, load(dY, y + i - start))
         else:
             for i in range(first, stop):
                 store(dX, x + i, load(dY, y + start - i))
-        zero(dX, x + max(first, stop), x + end)
         return
     chunk = CHUNK // dX.itemsize
     for here in range(begin, end, chunk):
         there = min(end, here + chunk)
-        zero(dX, x + here, x + there)
+        if not zeroed:
+            zero(dX, x + here, x + there)
         # The terms j with here <= start + j · step < there.
         if step > 0:
             first, stop = (here - start + step - 1) // step, (there - start + step - 1) // step
@@ -84,7 +96,7 @@ def _place(coordinate: int, start: int, step: int, length: int) -> int:
     """Which element of dY's dimension stands at a coordinate of dX, or -1."""
     offset = coordinate - start
     place = offset if step == 1 else offset // step
-    return place if place * step == offset and 0 <= place < length else np.int64(-1)
+    return place if place * step == offset and 0 <= place < length else int64(-1)
 
 
 @native
@@ -97,7 +109,9 @@ def _short_row(dim: int, last: tuple[int, ...]) -> Array:
 
 
 @native
-def _lay_rows(number: int, dY: Array, dX: Array, dims: Array, last: tuple[int, ...], rows: int, per_task: int) -> None:
+def _lay_rows(
+    number: int, dY: Array, dX: Array, dims: Array, last: tuple[int, ...], rows: int, per_task: int, zeroed: bool
+) -> None:
     """Writes some whole rows: the outer coordinates count up, those of the last dimension are a row."""
     dim = last[0]
     row, stop = number * per_task, min(rows, (number + 1) * per_task)
@@ -109,12 +123,14 @@ def _lay_rows(number: int, dY: Array, dX: Array, dims: Array, last: tuple[int, .
         # One sweep along the innermost of the outer dimensions, under fixed coordinates of the others.
         along = row % count
         sweep = min(count - along, stop - row)
-        rest, y = row // count, np.int64(0)
+        rest, y = row // count, int64(0)
         for d in range(len(dims) - 2, -1, -1):
             place = _place(rest % dims[d, 0], dims[d, 1], dims[d, 2], dims[d, 3])
-            y = y + place * dims[d, 4] if place >= 0 and y >= 0 else np.int64(-1)
+            y = y + place * dims[d, 4] if place >= 0 and y >= 0 else int64(-1)
             rest //= dims[d, 0]
-        if y < 0:
+        if y < 0 and zeroed:
+            pass
+        elif y < 0:
             zero(dX, row * dim, (row + sweep) * dim)
         else:
             for i in range(sweep):
@@ -124,28 +140,28 @@ def _lay_rows(number: int, dY: Array, dX: Array, dims: Array, last: tuple[int, .
                     for c in range(pattern.size):
                         store(dX, x_row + c, load(dY, y_row + pattern[c]) if pattern[c] >= 0 else dX.dtype.type(0))
                 elif place >= 0:
-                    _write_part(dY, dX, y + place * y_stride, (row + i) * dim, 0, dim, last)
-                else:
+                    _write_part(dY, dX, y + place * y_stride, (row + i) * dim, 0, dim, last, zeroed)
+                elif not zeroed:
                     zero(dX, (row + i) * dim, (row + i + 1) * dim)
         row += sweep
 
 
 @native
 def _lay_part(
-    number: int, dY: Array, dX: Array, dims: Array, last: tuple[int, ...], parts: int, per_part: int
+    number: int, dY: Array, dX: Array, dims: Array, last: tuple[int, ...], parts: int, per_part: int, zeroed: bool
 ) -> None:
     """Writes a part of one long row."""
     dim = last[0]
     row, begin = number // parts, (number % parts) * per_part
     end = min(dim, begin + per_part)
-    rest, y = row, np.int64(0)
+    rest, y = row, int64(0)
     for d in range(len(dims) - 1, -1, -1):
         place = _place(rest % dims[d, 0], dims[d, 1], dims[d, 2], dims[d, 3])
-        y = y + place * dims[d, 4] if place >= 0 and y >= 0 else np.int64(-1)
+        y = y + place * dims[d, 4] if place >= 0 and y >= 0 else int64(-1)
         rest //= dims[d, 0]
     if y >= 0:
-        _write_part(dY, dX, y, row * dim, begin, end, last)
-    else:
+        _write_part(dY, dX, y, row * dim, begin, end, last, zeroed)
+    elif not zeroed:
         zero(dX, row * dim + begin, row * dim + end)
 
 
@@ -156,14 +172,14 @@ def _zero_part(number: int, dX: Array, per_part: int) -> None:
 
 @native
 def _lay(
-    dY: Array, dX: Array, dims: Array, last: tuple[int, ...], rows: int, nothing: bool, scheduler: int
+    dY: Array, dX: Array, dims: Array, last: tuple[int, ...], rows: int, nothing: bool, zeroed: bool, scheduler: int
 ) -> None:
     dim, per_part = last[0], TASK // dX.itemsize
     if nothing:
         parallel(scheduler, (dX.size + per_part - 1) // per_part, _zero_part, (dX, per_part))
     elif dim >= per_part or len(dims) == 0:
         parts = (dim + per_part - 1) // per_part
-        parallel(scheduler, rows * parts, _lay_part, (dY, dX, dims, last, parts, per_part))
+        parallel(scheduler, rows * parts, _lay_part, (dY, dX, dims, last, parts, per_part, zeroed))
     else:
         per_task = max(1, per_part // dim)
-        parallel(scheduler, (rows + per_task - 1) // per_task, _lay_rows, (dY, dX, dims, last, rows, per_task))
+        parallel(scheduler, (rows + per_task - 1) // per_task, _lay_rows, (dY, dX, dims, last, rows, per_task, zeroed))

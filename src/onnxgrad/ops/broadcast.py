@@ -12,17 +12,21 @@ from onnxgrad.tensor_types import Shape
 def broadcast_axes(a_shape: Sequence[int], b_shape: Sequence[int]) -> tuple[list[int], list[int]]:
     """The axes along which a, and b, were stretched to the broadcast shape, from last to first."""
     rank = max(len(a_shape), len(b_shape))
+    a_dims = [-1] * (rank - len(a_shape)) + list(a_shape)  # -1: no such dimension
+    b_dims = [-1] * (rank - len(b_shape)) + list(b_shape)
     a_axes, b_axes = [], []
-    for k in range(1, rank + 1):
-        a = a_shape[-k] if k <= len(a_shape) else None
-        b = b_shape[-k] if k <= len(b_shape) else None
-        if a is None or (a == 1 and b is not None and b != 1):
-            a_axes.append(rank - k)
-        elif b is None or (b == 1 and a != 1):
-            b_axes.append(rank - k)
-        elif a != b:
+    for axis in range(rank - 1, -1, -1):
+        a, b = a_dims[axis], b_dims[axis]
+        if a == b:
+            continue
+        if a == -1 or (a == 1 and b != -1):
+            a_axes.append(axis)
+        elif b in (1, -1):
+            b_axes.append(axis)
+        else:
             raise ValueError(
-                f"a_shape {list(a_shape)} and b_shape {list(b_shape)} do not broadcast: {a} against {b} on axis {-k}"
+                f"a_shape {list(a_shape)} and b_shape {list(b_shape)} do not broadcast: "
+                f"{a} against {b} on axis {axis - rank}"
             )
     return a_axes, b_axes
 

@@ -46,5 +46,6 @@ def gather_grad(shape: Shape32, indices: Index, dY: T, axis: int = 0) -> T:
     axis %= len(dims)
     check_indices(indices, dims[axis])
     dX = np.zeros(dims, accumulator(dY.dtype))
-    np.add.at(dX, (slice(None),) * axis + (indices,), dY.astype(dX.dtype))
+    where: Any = (slice(None),) * axis + (indices,)
+    np.add.at(dX, where, dY.astype(dX.dtype))
     return dX.astype(dY.dtype)

@@ -67,7 +67,7 @@ def _check(
     _expect("Ht0", Ht0, directions, rows, hidden)
     _expect("SL", SL, rows)
     if SL is not None and rows and (SL.min() < 0 or SL.max() > steps):
-        worst = int(np.argmax((SL < 0) | (SL > steps)))
+        worst = int(np.argmax((SL < 0) | (steps < SL)))
         raise ValueError(f"SL[{worst}] is {SL[worst]}, expected 0 to {steps}, the number of steps")
     chosen_activations(attributes)
 
@@ -144,10 +144,8 @@ def gru_training(
         f, g = chosen[2 * d : 2 * d + 2]
         state = np.zeros((N, H), work) if Ht0 is None else Ht0[d].astype(work)
         for t in reversed(range(S)) if backwards else range(S):
-            z, r, h = (
-                act(_clamp(x, clip))
-                for act, x in zip((f, f, g), _preactivations(X[t], W[d], R[d], B, d, state, f, clip, linear_before_reset))
-            )
+            inner = _preactivations(X[t], W[d], R[d], B, d, state, f, clip, linear_before_reset)
+            z, r, h = (act(_clamp(x, clip)) for act, x in zip((f, f, g), inner, strict=True))
             alive = (t < _lengths(X, SL))[:, None]
             new = (1 - z) * h + z * state
             HAll[t, d] = np.where(alive, new, 0)
@@ -225,14 +223,16 @@ def gru_grad(
         Rbh = np.zeros(H, work) if B is None else B[d, 5 * H :].astype(work)
         G = np.zeros((N, H), work) if dHFinal is None else dHFinal[d].astype(work)
         for t in range(S) if backwards else reversed(range(S)):
-            x, (z, r, h) = X[t].astype(work), np.split(ZRH[t, d].astype(work), 3, axis=1)
-            state = _previous(HAll, first, lengths, t, d, backwards)
+            # Past a row's length there may be anything, NaN too, and nothing of it may get through.
             alive = (t < lengths)[:, None]
+            x = np.where(alive, X[t].astype(work), 0)
+            z, r, h = np.split(np.where(alive, ZRH[t, d].astype(work), 0), 3, axis=1)
+            state = np.where(alive, _previous(HAll, first, lengths, t, d, backwards), 0)
             through = G if dHAll is None else G + dHAll[t, d].astype(work)
             through = np.where(alive, through, 0)
             within = [np.ones_like(z)] * 3
             if clip is not None:
-                inner = _preactivations(X[t], W[d], R[d], B, d, state, f, clip, linear_before_reset)
+                inner = _preactivations(x.astype(X.dtype), W[d], R[d], B, d, state, f, clip, linear_before_reset)
                 within = [(np.abs(x) <= clip).astype(work) for x in inner]
             δz = through * (state - h) * f.slope(z) * within[0]
             δh = through * (1 - z) * g.slope(h) * within[2]

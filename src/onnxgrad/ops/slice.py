@@ -27,7 +27,6 @@ def slice_ranges(shape: Array, starts: Array, ends: Array, axes: Array | None, s
     chosen = list(range(count)) if axes is None or len(axes) == 0 else axes.tolist()
     strides = [1] * count if steps is None or len(steps) == 0 else steps.tolist()
     for start, end, axis, step in zip(starts.tolist(), ends.tolist(), chosen, strides, strict=True):
-        axis %= len(dims)
         ranges[axis] = _range(start, end, step, dims[axis])
     return ranges
 

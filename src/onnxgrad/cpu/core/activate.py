@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic, overload
+from numba.extending import overload
 
 from onnxgrad.activations import ACTIVATIONS
 from onnxgrad.cpu.core.halves import load, store
-from onnxgrad.cpu.core.jit import native
+from onnxgrad.cpu.core.jit import machine_code, native
 from onnxgrad.tensor_types import Array
 
 CODES = {name: code for code, name in enumerate(ACTIVATIONS)}
@@ -22,7 +22,7 @@ ELU, SOFTSIGN, SOFTPLUS, THRESHOLDED_RELU, AFFINE = (
 )
 
 
-@intrinsic  # type: ignore[misc]
+@machine_code
 def _float_of_bits(typing_context: Any, bits: Any) -> Any:
     return types.float32(types.int32), lambda context, builder, signature, v: builder.bitcast(v[0], ir.FloatType())
 
@@ -35,10 +35,14 @@ def _tanh(x: float) -> float:
     raise NotImplementedError("for compiled code only")
 
 
-@overload(_exp, strict=False)  # type: ignore[misc]
+@overload(_exp, strict=False)
 def _exp_for(x: Any) -> Any:
     if x != types.float32:
-        return lambda x: math.exp(x)
+
+        def exp64(x: Any) -> Any:
+            return math.exp(x)
+
+        return exp64
 
     def exp32(x: Any) -> Any:
         # e^x = 2^n · e^r with |r| <= ln2 / 2; e^r by a minimax polynomial, relative error 1.1e-8. ln2 is split in two
@@ -60,10 +64,14 @@ def _exp_for(x: Any) -> Any:
     return exp32
 
 
-@overload(_tanh, strict=False)  # type: ignore[misc]
+@overload(_tanh, strict=False)
 def _tanh_for(x: Any) -> Any:
     if x != types.float32:
-        return lambda x: math.tanh(x)
+
+        def tanh64(x: Any) -> Any:
+            return math.tanh(x)
+
+        return tanh64
 
     def tanh32(x: Any) -> Any:
         # Near 0 a minimax polynomial in x² (relative error 2.8e-8), further out by e^2x, which there loses nothing.

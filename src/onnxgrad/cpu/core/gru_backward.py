@@ -11,7 +11,7 @@ from onnxgrad.cpu.core.activate import times_slope
 from onnxgrad.cpu.core.gemm import aligned, multiply, pack, packed_size, panel_width
 from onnxgrad.cpu.core.gru_forward import input_bias, pack_transposed, project
 from onnxgrad.cpu.core.halves import load, store, zero
-from onnxgrad.cpu.core.jit import native
+from onnxgrad.cpu.core.jit import int64, native
 from onnxgrad.cpu.core.outer import ZERO_ROW, column_sums, from_first, gather_row, outer_product
 from onnxgrad.cpu.core.parallel import parallel
 from onnxgrad.tensor_types import Array
@@ -55,15 +55,18 @@ def _recurrent_rows(
     bias: int,
     aside: Array,
     hidden: int,
+    gemm: int,
 ) -> None:
     start, stop = number * BLOCK_ROWS, min(previous.size, (number + 1) * BLOCK_ROWS)
-    before = np.empty((stop - start) * hidden, aside.dtype)
+    before, origin = np.empty((stop - start) * hidden, aside.dtype), int64(0)
     for i in range(stop - start):
-        gather_row(states, first, previous[start + i], hidden, 0, hidden, before, i * hidden)
+        gather_row(states, first, previous[start + i], hidden, origin, hidden, before, i * hidden)
         for j in range(hidden):
             store(aside, (start + i) * hidden + j, load(B, bias + j) if B.size > 0 else 0)
     at = aligned(packed)
-    multiply(before, 0, hidden, stop - start, packed, at, hidden, hidden, hidden, aside, start * hidden, hidden, True)
+    multiply(
+        gemm, before, 0, hidden, stop - start, packed, at, hidden, hidden, hidden, aside, start * hidden, hidden, True
+    )
 
 
 @native
@@ -92,6 +95,7 @@ def _walk_back(
     settings: tuple[int, float, int, int, bool],
     sizes: tuple[int, ...],
     block: int,
+    gemm: int,
 ) -> None:
     """A block of rows from the last step to the first."""
     steps, batch, _, hidden, directions = sizes
@@ -100,6 +104,7 @@ def _walk_back(
     start = number * block
     rows = min(block, batch - start)
     size, f, g = rows * hidden, 2 * direction, 2 * direction + 1
+    origin = int64(0)
     one = gates.dtype.type(1)
     G, before = np.zeros(size, gates.dtype), np.empty(size, gates.dtype)
     product, within = np.empty(size, gates.dtype), np.ones(rows * 3 * hidden, gates.dtype)
@@ -111,11 +116,26 @@ def _walk_back(
         gate_row, row = (t * directions + direction) * batch + start, t * batch + start
         delta, side = row * 3 * hidden, row * hidden
         for i in range(rows):
-            gather_row(states, first, previous[row + i], hidden, 0, hidden, before, i * hidden)
+            gather_row(states, first, previous[row + i], hidden, origin, hidden, before, i * hidden)
         if clip > 0:
             # deltas holds X · Wᵀ + bias; with the state's part it is what `clip` was applied to.
             width = 3 * hidden
-            multiply(before, 0, hidden, rows, ahead_zr, aligned(ahead_zr), hidden, hidden, 2 * hidden, deltas, delta, width, True)
+            multiply(
+                gemm,
+                before,
+                0,
+                hidden,
+                rows,
+                ahead_zr,
+                aligned(ahead_zr),
+                hidden,
+                hidden,
+                2 * hidden,
+                deltas,
+                delta,
+                width,
+                True,
+            )
             for i in range(rows):
                 r = (gate_row + i) * width + hidden
                 for j in range(hidden):
@@ -126,7 +146,22 @@ def _walk_back(
                     else:
                         product[i * hidden + j] = load(gates, r + j) * state
             if not linear_before_reset:
-                multiply(product, 0, hidden, rows, ahead_h, aligned(ahead_h), hidden, hidden, hidden, deltas, delta + 2 * hidden, width, True)
+                multiply(
+                    gemm,
+                    product,
+                    0,
+                    hidden,
+                    rows,
+                    ahead_h,
+                    aligned(ahead_h),
+                    hidden,
+                    hidden,
+                    hidden,
+                    deltas,
+                    delta + 2 * hidden,
+                    width,
+                    True,
+                )
             _mask(deltas, delta, rows * width, clip, within)
         for i in range(rows):
             z, own = (gate_row + i) * 3 * hidden, i * hidden
@@ -151,7 +186,22 @@ def _walk_back(
                     store(deltas, δz + j, load(deltas, δz + j) * load(within, i * 3 * hidden + j))
                     store(deltas, δh + j, load(deltas, δh + j) * load(within, i * 3 * hidden + 2 * hidden + j))
         if not linear_before_reset:
-            multiply(deltas, delta + 2 * hidden, 3 * hidden, rows, back_h, aligned(back_h), hidden, hidden, hidden, product, 0, hidden, False)
+            multiply(
+                gemm,
+                deltas,
+                delta + 2 * hidden,
+                3 * hidden,
+                rows,
+                back_h,
+                aligned(back_h),
+                hidden,
+                hidden,
+                hidden,
+                product,
+                0,
+                hidden,
+                False,
+            )
         for i in range(rows):
             if t >= lengths[start + i]:
                 continue
@@ -172,9 +222,39 @@ def _walk_back(
             if clip > 0:
                 for j in range(hidden):
                     store(deltas, δr + j, load(deltas, δr + j) * load(within, i * 3 * hidden + hidden + j))
-        multiply(deltas, delta, 3 * hidden, rows, back_zr, aligned(back_zr), 2 * hidden, 2 * hidden, hidden, product, 0, hidden, False)
+        multiply(
+            gemm,
+            deltas,
+            delta,
+            3 * hidden,
+            rows,
+            back_zr,
+            aligned(back_zr),
+            2 * hidden,
+            2 * hidden,
+            hidden,
+            product,
+            0,
+            hidden,
+            False,
+        )
         if linear_before_reset:
-            multiply(aside, side, hidden, rows, back_h, aligned(back_h), hidden, hidden, hidden, product, 0, hidden, True)
+            multiply(
+                gemm,
+                aside,
+                side,
+                hidden,
+                rows,
+                back_h,
+                aligned(back_h),
+                hidden,
+                hidden,
+                hidden,
+                product,
+                0,
+                hidden,
+                True,
+            )
         for i in range(rows):
             if t < lengths[start + i]:
                 for j in range(i * hidden, (i + 1) * hidden):
@@ -186,12 +266,14 @@ def _walk_back(
 
 @native
 def _input_gradient_rows(
-    number: int, deltas: Array, packed: Array, dX: Array, inputs: int, hidden: int, add: bool
+    number: int, deltas: Array, packed: Array, dX: Array, inputs: int, hidden: int, add: bool, gemm: int
 ) -> None:
     start, depth = number * BLOCK_ROWS, 3 * hidden
     rows = min(BLOCK_ROWS, deltas.size // max(1, depth) - start)
     at = aligned(packed)
-    multiply(deltas, start * depth, depth, rows, packed, at, depth, depth, inputs, dX, start * inputs, inputs, add)
+    multiply(
+        gemm, deltas, start * depth, depth, rows, packed, at, depth, depth, inputs, dX, start * inputs, inputs, add
+    )
 
 
 @native
@@ -220,6 +302,7 @@ def gru_backward(
     sizes: tuple[int, ...],
     block: int,
     threads: int,
+    gemm: int,
     scheduler: int,
 ) -> None:
     """Everything one-dimensional, in float32 or float64; what is absent or not wanted is an empty array."""
@@ -227,6 +310,7 @@ def gru_backward(
     rows = steps * batch
     deltas, aside = np.empty(rows * 3 * hidden, X.dtype), np.empty(rows * hidden, X.dtype)
     nothing = np.empty(0, X.dtype)
+    origin = int64(0)  # a literal 0 would be a type of its own, and every callee compiled once more for it
     tasks = (rows + BLOCK_ROWS - 1) // BLOCK_ROWS
     if wanted[0] and hidden == 0:
         zero(dX, 0, dX.size)
@@ -238,21 +322,21 @@ def gru_backward(
             ahead_h = pack_transposed(R, base + 2 * hidden * hidden, hidden, hidden)
         if linear_before_reset:
             arrays = (states, first, previous, ahead_h, B)
-            parallel(scheduler, tasks, _recurrent_rows, (*arrays, (d * 6 + 5) * hidden, aside, hidden))
+            parallel(scheduler, tasks, _recurrent_rows, (*arrays, (d * 6 + 5) * hidden, aside, hidden, gemm))
         if clip > 0:
             ahead_zr = pack_transposed(R, base, hidden, 2 * hidden)
             bias = input_bias(B, d, hidden, linear_before_reset, deltas)
-            project(X, W, bias, deltas, 0, d, (steps, batch, inputs, hidden, 1), scheduler)
+            project(X, W, bias, deltas, origin, d, (steps, batch, inputs, hidden, int64(1)), gemm, scheduler)
         back_zr = _pack_straight(R, base, 2 * hidden, hidden)
         back_h = _pack_straight(R, base + 2 * hidden * hidden, hidden, hidden)
         packed = (back_zr, back_h, ahead_zr, ahead_h)
         settings = (linear_before_reset, clip, backwards[d], d, wanted[4])
         given = (states, first, gates, d_states, d_final, lengths, previous)
-        work = (*given, deltas, aside, dH0, packed, codes, parameters, settings, sizes, block)
+        work = (*given, deltas, aside, dH0, packed, codes, parameters, settings, sizes, block, gemm)
         parallel(scheduler, (batch + block - 1) // block, _walk_back, work)
         if wanted[0] and hidden > 0:
             packed_w = _pack_straight(W, d * 3 * hidden * inputs, 3 * hidden, inputs)
-            parallel(scheduler, tasks, _input_gradient_rows, (deltas, packed_w, dX, inputs, hidden, d > 0))
+            parallel(scheduler, tasks, _input_gradient_rows, (deltas, packed_w, dX, inputs, hidden, d > 0, gemm))
         if wanted[1]:
             own = np.arange(rows)
             for t in range(steps):
@@ -260,17 +344,45 @@ def gru_backward(
                     if t >= lengths[n]:
                         own[t * batch + n] = ZERO_ROW
             target = (dW, d * 3 * hidden * inputs)
-            outer_product(deltas, 0, 3 * hidden, 3 * hidden, X, nothing, own, inputs, target, threads, scheduler)
+            outer_product(
+                deltas, origin, 3 * hidden, 3 * hidden, X, nothing, own, inputs, target, threads, gemm, scheduler
+            )
         if wanted[2]:
             target = (dR, base)
-            outer_product(deltas, 0, 3 * hidden, 2 * hidden, states, first, previous, hidden, target, threads, scheduler)
+            outer_product(
+                deltas,
+                origin,
+                3 * hidden,
+                2 * hidden,
+                states,
+                first,
+                previous,
+                hidden,
+                target,
+                threads,
+                gemm,
+                scheduler,
+            )
             target = (dR, base + 2 * hidden * hidden)
             if linear_before_reset:
-                outer_product(aside, 0, hidden, hidden, states, first, previous, hidden, target, threads, scheduler)
+                outer_product(
+                    aside, origin, hidden, hidden, states, first, previous, hidden, target, threads, gemm, scheduler
+                )
             else:
                 own = np.arange(rows)
                 outer_product(
-                    deltas, 2 * hidden, 3 * hidden, hidden, aside, nothing, own, hidden, target, threads, scheduler
+                    deltas,
+                    2 * hidden,
+                    3 * hidden,
+                    hidden,
+                    aside,
+                    nothing,
+                    own,
+                    hidden,
+                    target,
+                    threads,
+                    gemm,
+                    scheduler,
                 )
         if wanted[3]:
             start = d * 6 * hidden

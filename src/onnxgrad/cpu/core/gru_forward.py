@@ -25,7 +25,7 @@ def pack_transposed(weights: Array, start: int, depth: int, columns: int) -> Arr
 
 @native
 def _project_rows(
-    number: int, X: Array, packed: Array, bias: Array, gates: Array, direction: int, sizes: tuple[int, ...]
+    number: int, X: Array, packed: Array, bias: Array, gates: Array, direction: int, sizes: tuple[int, ...], gemm: int
 ) -> None:
     steps, batch, inputs, hidden, directions = sizes
     row, stop = number * PROJECTED_ROWS, min(steps * batch, (number + 1) * PROJECTED_ROWS)
@@ -40,19 +40,29 @@ def _project_rows(
         for i in range(taken):
             for j in range(width):
                 store(gates, at + i * step + j, bias[j])
-        multiply(X, row * inputs, inputs, taken, packed, aligned(packed), inputs, inputs, width, gates, at, step, True)
+        multiply(
+            gemm, X, row * inputs, inputs, taken, packed, aligned(packed), inputs, inputs, width, gates, at, step, True
+        )
         row += taken
 
 
 @native
 def project(
-    X: Array, W: Array, bias: Array, gates: Array, direction: int, of: int, sizes: tuple[int, ...], scheduler: int
+    X: Array,
+    W: Array,
+    bias: Array,
+    gates: Array,
+    direction: int,
+    of: int,
+    sizes: tuple[int, ...],
+    gemm: int,
+    scheduler: int,
 ) -> None:
     """gates[t, direction, n] = X[t, n] · W[of]ᵀ + bias, for every step and row."""
     steps, batch, inputs, hidden, _ = sizes
     packed = pack_transposed(W, of * 3 * hidden * inputs, inputs, 3 * hidden)
     tasks = (steps * batch + PROJECTED_ROWS - 1) // PROJECTED_ROWS
-    parallel(scheduler, tasks, _project_rows, (X, packed, bias, gates, direction, sizes))
+    parallel(scheduler, tasks, _project_rows, (X, packed, bias, gates, direction, sizes, gemm))
 
 
 @native
@@ -84,6 +94,7 @@ def _walk(
     settings: tuple[int, float, int, int],
     sizes: tuple[int, ...],
     block: int,
+    gemm: int,
 ) -> None:
     """A block of rows from the first step to the last."""
     steps, batch, _, hidden, directions = sizes
@@ -101,7 +112,7 @@ def _walk(
         row = (t * directions + direction) * batch + start
         gate, out = row * 3 * hidden, row * hidden
         multiply(
-            state, 0, hidden, rows, packed_zr, at_zr, hidden, hidden, 2 * hidden, gates, gate, 3 * hidden, True
+            gemm, state, 0, hidden, rows, packed_zr, at_zr, hidden, hidden, 2 * hidden, gates, gate, 3 * hidden, True
         )
         for i in range(rows):
             at = gate + i * 3 * hidden
@@ -109,7 +120,7 @@ def _walk(
                 clamp(gates, at, 2 * hidden, clip)
             activate(codes[f], parameters[f, 0], parameters[f, 1], gates, at, 2 * hidden)
         if linear_before_reset:
-            multiply(state, 0, hidden, rows, packed_h, at_h, hidden, hidden, hidden, product, 0, hidden, False)
+            multiply(gemm, state, 0, hidden, rows, packed_h, at_h, hidden, hidden, hidden, product, 0, hidden, False)
             bias = (direction * 6 + 5) * hidden
             for i in range(rows):
                 r, h = gate + i * 3 * hidden + hidden, gate + i * 3 * hidden + 2 * hidden
@@ -126,7 +137,20 @@ def _walk(
                 for j in range(hidden):
                     store(product, i * hidden + j, load(gates, r + j) * load(state, i * hidden + j))
             multiply(
-                product, 0, hidden, rows, packed_h, at_h, hidden, hidden, hidden, gates, gate + 2 * hidden, 3 * hidden, True
+                gemm,
+                product,
+                0,
+                hidden,
+                rows,
+                packed_h,
+                at_h,
+                hidden,
+                hidden,
+                hidden,
+                gates,
+                gate + 2 * hidden,
+                3 * hidden,
+                True,
             )
         for i in range(rows):
             z, h = gate + i * 3 * hidden, gate + i * 3 * hidden + 2 * hidden
@@ -164,16 +188,17 @@ def gru_forward(
     backwards: Array,
     sizes: tuple[int, ...],
     block: int,
+    gemm: int,
     scheduler: int,
 ) -> None:
     """Everything one-dimensional, in float32 or float64; an absent B or first state is an empty array, no clip 0."""
     _, batch, _, hidden, directions = sizes
     for d in range(directions):
         bias = input_bias(B, d, hidden, linear_before_reset, gates)
-        project(X, W, bias, gates, d, d, sizes, scheduler)
+        project(X, W, bias, gates, d, d, sizes, gemm, scheduler)
         base = d * 3 * hidden * hidden
         packed_zr = pack_transposed(R, base, hidden, 2 * hidden)
         packed_h = pack_transposed(R, base + 2 * hidden * hidden, hidden, hidden)
         settings = (linear_before_reset, clip, backwards[d], d)
         arrays = (gates, states, final, first, lengths, B, packed_zr, packed_h, codes, parameters)
-        parallel(scheduler, (batch + block - 1) // block, _walk, (*arrays, settings, sizes, block))
+        parallel(scheduler, (batch + block - 1) // block, _walk, (*arrays, settings, sizes, block, gemm))

@@ -10,8 +10,9 @@ import ml_dtypes
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic, overload
+from numba.extending import overload
 
+from onnxgrad.cpu.core.jit import machine_code
 from onnxgrad.tensor_types import Array
 
 # The bits of a half number under a field name that tells the format, so that Numba sees two types.
@@ -32,7 +33,7 @@ def _format(array: Any) -> str:
     return next(iter(array.dtype.fields)) if isinstance(array.dtype, types.Record) else ""
 
 
-@intrinsic  # type: ignore[misc]
+@machine_code
 def load(typing_context: Any, array: Any, position: Any) -> Any:
     """load(array, position): the element there, widened to float32 if it is a half number."""
 
@@ -48,7 +49,7 @@ def load(typing_context: Any, array: Any, position: Any) -> Any:
     return (types.float32 if _format(array) else array.dtype)(array, types.int64), generate
 
 
-@intrinsic  # type: ignore[misc]
+@machine_code
 def store(typing_context: Any, array: Any, position: Any, value: Any) -> Any:
     """store(array, position, value), rounding to nearest even if the elements are half numbers."""
 
@@ -101,13 +102,13 @@ def finish_sums(array: Array, start: int, sums: Array) -> None:
     raise NotImplementedError("for compiled code only")
 
 
-@overload(is_half, inline="always", strict=False)  # type: ignore[misc]
+@overload(is_half, inline="always", strict=False)
 def _is_half(array: Any) -> Any:
     half = bool(_format(array))
     return lambda array: half
 
 
-@overload(zero, strict=False)  # type: ignore[misc]
+@overload(zero, strict=False)
 def _zero(array: Any, start: Any, end: Any) -> Any:
     def zero_range(array: Any, start: Any, end: Any) -> None:
         for i in range(start, end):
@@ -116,14 +117,14 @@ def _zero(array: Any, start: Any, end: Any) -> Any:
     return zero_range
 
 
-@overload(sums_for, strict=False)  # type: ignore[misc]
+@overload(sums_for, strict=False)
 def _sums_for(array: Any, start: Any, count: Any) -> Any:
     if _format(array):
         return lambda array, start, count: np.empty(count, np.float32)
     return lambda array, start, count: array[start : start + count]
 
 
-@overload(finish_sums, strict=False)  # type: ignore[misc]
+@overload(finish_sums, strict=False)
 def _finish_sums(array: Any, start: Any, sums: Any) -> Any:
     if not _format(array):
         return lambda array, start, sums: None

@@ -3,7 +3,7 @@
 import numpy as np
 
 from onnxgrad.arguments import index_error
-from onnxgrad.cpu.core.jit import inlined, native
+from onnxgrad.cpu.core.jit import inlined, int64, native
 from onnxgrad.cpu.core.parallel import parallel
 from onnxgrad.tensor_types import Array
 
@@ -13,16 +13,16 @@ CHUNK = 1 << 16
 @inlined
 def wrapped(index: int, size: int) -> int:
     """A negative index counted from the end; without a branch, which signs that change would make slow."""
-    return np.int64(index) + (size & (np.int64(index) >> 63))
+    return int64(index) + (size & (int64(index) >> 63))
 
 
 @native
 def _check_chunk(number: int, indices: Array, size: int, first_bad: Array) -> None:
     start, end = number * CHUNK, min(indices.size, (number + 1) * CHUNK)
-    lowest, highest = np.int64(0), np.int64(-1)
+    lowest, highest = int64(0), int64(-1)
     for i in range(start, end):  # no early exit, so that this loop runs on vectors
-        lowest = min(lowest, np.int64(indices[i]))
-        highest = max(highest, np.int64(indices[i]))
+        lowest = min(lowest, int64(indices[i]))
+        highest = max(highest, int64(indices[i]))
     first_bad[number] = -1
     if lowest < -size or highest >= size:
         for i in range(start, end):
@@ -37,10 +37,10 @@ def find_bad_index(indices: Array, size: int, scheduler: int) -> int:
     chunks = (indices.size + CHUNK - 1) // CHUNK
     first_bad = np.empty(chunks, np.int64)
     parallel(scheduler, chunks, _check_chunk, (indices, size, first_bad))
-    for position in first_bad:
-        if position >= 0:
-            return position
-    return np.int64(-1)
+    for chunk in range(chunks):
+        if first_bad[chunk] >= 0:
+            return first_bad[chunk]
+    return int64(-1)
 
 
 def refuse_bad(position: int, indices: Array, size: int) -> None:

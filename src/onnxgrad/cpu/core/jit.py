@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numba
+import numpy as np
+from numba.core.ccallback import CFunc
+from numba.extending import intrinsic
 
 
 @functools.cache
@@ -22,12 +25,14 @@ def _source_stamp() -> bytes:
     return digest.digest()
 
 
-def native(function: Callable[..., Any], **options: Any) -> Any:
-    """Compiles on first use and keeps the result in __pycache__ or, where that is read-only, the user's cache folder.
+int64: Any = np.int64  # a machine number: to the type checker, in native code, anything goes
 
-    The arithmetic is the machine's: a division by zero gives inf, a multiplication and an addition may fuse.
-    """
-    compiled = numba.njit(nogil=True, error_model="numpy", fastmath={"contract"}, **options)(function)
+# The arithmetic is the machine's: a division by zero gives inf, a multiplication and an addition may fuse.
+OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": {"contract"}}
+
+
+def _keep_on_disk(compiled: Any) -> Any:
+    """Caches in __pycache__ or, where that is read-only, in the user's cache folder."""
     try:
         compiled.enable_caching()
     except RuntimeError:  # no folder can be written: compile in every process
@@ -36,6 +41,27 @@ def native(function: Callable[..., Any], **options: Any) -> Any:
     return compiled
 
 
+def native(function: Callable[..., Any], **options: Any) -> Any:
+    """A function for other native code and for Python, compiled when first called."""
+    return _keep_on_disk(numba.njit(nogil=True, **OPTIONS, **options)(function))
+
+
 def inlined(function: Callable[..., Any]) -> Any:
-    """Like `native`, for small functions inside loops: a real call would count references to every array it is given."""
+    """Like `native`, for small functions inside loops: a real call counts references to every array it is given."""
     return native(function, forceinline=True)
+
+
+def machine_code(function: Callable[..., Any]) -> Any:
+    """A function that writes the LLVM code of its call itself; arguments known when compiling come as literals."""
+    return intrinsic(prefer_literal=True)(function)
+
+
+def c_function(signature: Any) -> Callable[[Callable[..., Any]], Any]:
+    """A function with an address, that is called rather than merged into its callers; compiled at once."""
+
+    def build(function: Callable[..., Any]) -> Any:
+        compiled = CFunc(function, (signature.args, signature.return_type), locals={}, options=OPTIONS)
+        _keep_on_disk(compiled).compile()
+        return compiled
+
+    return build

@@ -3,7 +3,7 @@
 import numpy as np
 
 from onnxgrad.cpu.core.gemm import PACKED, ROWS, aligned, multiply, pack, packed_size, panel_width
-from onnxgrad.cpu.core.halves import load, store
+from onnxgrad.cpu.core.halves import load, store, zero
 from onnxgrad.cpu.core.jit import native
 from onnxgrad.cpu.core.parallel import parallel
 from onnxgrad.tensor_types import Array
@@ -50,23 +50,24 @@ def _outer_tile(
     c: Array,
     c_start: int,
     tall: int,
+    gemm: int,
 ) -> None:
     across = (width + WIDTH - 1) // WIDTH
     top, left = number // across * tall, number % across * WIDTH
     m, n, panel = min(tall, height - top), min(WIDTH, width - left), panel_width(c)
     packed_a = np.empty((m + ROWS - 1) // ROWS * ROWS * DEPTH, c.dtype)
     packed_b = np.empty(packed_size(c, DEPTH, n), c.dtype)
-    gathered = np.empty(n, c.dtype)
     at = aligned(packed_b)
     target = c_start + top * width + left
     for k in range(0, max(1, rows.size), DEPTH):
         depth = min(DEPTH, rows.size - k)
         pack(a, a_start + k * a_row + top, a_row, 1, depth, m, ROWS, packed_a, 0)
         for i in range(depth):
-            gather_row(b, first, rows[k + i], width, left, n, gathered, 0)
-            for j in range(n):
-                store(packed_b, at + j // panel * panel * depth + i * panel + j % panel, gathered[j])
-        multiply(packed_a, 0, PACKED, m, packed_b, at, depth, depth, n, c, target, width, k > 0)
+            for column in range(0, n, panel):
+                place, taken = at + column * depth + i * panel, min(panel, n - column)
+                gather_row(b, first, rows[k + i], width, left + column, taken, packed_b, place)
+                zero(packed_b, place + taken, place + panel)
+        multiply(gemm, packed_a, 0, PACKED, m, packed_b, at, depth, depth, n, c, target, width, k > 0)
 
 
 @native
@@ -81,6 +82,7 @@ def outer_product(
     width: int,
     target: tuple[Array, int],
     threads: int,
+    gemm: int,
     scheduler: int,
 ) -> None:
     """target[m, n] = Σ a[k, m] · b[rows[k], n]; a's row k starts at a_start + k · a_row."""
@@ -90,9 +92,7 @@ def outer_product(
     while tall > 3 * ROWS and (height + tall - 1) // tall * across < 2 * threads:
         tall //= 2
     tasks = (height + tall - 1) // tall * across
-    parallel(
-        scheduler, tasks, _outer_tile, (a, a_start, a_row, height, b, first, rows, width, c, c_start, tall)
-    )
+    parallel(scheduler, tasks, _outer_tile, (a, a_start, a_row, height, b, first, rows, width, c, c_start, tall, gemm))
 
 
 @native

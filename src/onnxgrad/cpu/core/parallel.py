@@ -5,12 +5,13 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
+
+from onnxgrad.cpu.core.jit import machine_code
 
 INT64 = ir.IntType(64)
 
 
-@intrinsic  # type: ignore[misc]
+@machine_code
 def parallel(typing_context: Any, scheduler: Any, count: Any, task: Any, args: Any) -> Any:
     """Calls a compiled function for every number below `count`; tasks must not depend on one another, nor raise.
 

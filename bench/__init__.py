@@ -1,0 +1,1 @@
+"""Speed and memory of every operator beside its peers: `python -m bench`."""

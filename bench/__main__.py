@@ -1,0 +1,161 @@
+"""python -m bench [group …]: times every operator beside its peers and keeps the figures."""
+
+import argparse
+import datetime
+import platform
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+
+import psutil
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+import onnxgrad
+from bench import contest, report, results
+from bench.cases import DTYPES, GROUPS, Case, all_cases
+from bench.measure import FULL, QUICK, SHORTER
+from bench.peers import CannotRunError, Peer
+from bench.peers.numpy_peer import NumpyPeer
+from bench.peers.ort_training_peer import OrtTrainingPeer
+from bench.peers.torch_peer import TorchPeer
+from bench.quiet import NOTICEABLE
+from bench.results import Row
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Speed and memory beside the peers.")
+    parser.add_argument("groups", nargs="*", metavar="group", help=f"{', '.join(GROUPS)} or all (default: all)")
+    parser.add_argument("--dtype", action="append", choices=list(DTYPES), help="only this type; may be repeated")
+    parser.add_argument("--quick", action="store_true", help="a short look: nothing is written, memory is left out")
+    parser.add_argument("--readme", action="store_true", help="only rewrite the table of README.md from results.csv")
+    options = parser.parse_args(arguments)
+    for group in options.groups:
+        if group not in (*GROUPS, "all"):
+            parser.error(f"there is no group {group!r}, expected {', '.join(GROUPS)} or all")
+    if not options.groups or "all" in options.groups:
+        options.groups = list(GROUPS)
+    return options
+
+
+def _machine() -> str:
+    model = platform.processor() or platform.machine()
+    if (cpuinfo := Path("/proc/cpuinfo")).exists():
+        names = [x.split(":", 1)[1].strip() for x in cpuinfo.read_text().splitlines() if x.startswith("model name")]
+        model = names[0] if names else model
+    return f"{model}, {onnxgrad.get_num_threads()} cores"
+
+
+def _versions(peers: Sequence[Peer], console: Console) -> str:
+    """The versions of everything that has a part in the figures; says so where a peer is not there."""
+    versions = [f"onnxgrad {onnxgrad.__version__}"]
+    for peer in peers:
+        try:
+            versions.append(f"{peer.name} {peer.version()}")
+        except CannotRunError as reason:
+            console.print(f"[yellow]{reason}.[/]")
+    versions += [f"Numba {metadata.version('numba')}", f"Python {platform.python_version()}"]
+    return ", ".join(versions)
+
+
+def _readme(console: Console) -> None:
+    if report.update_readme(results.read()):
+        console.print("README.md: table rewritten.")
+    else:
+        console.print(f"README.md has no {report.BEGIN} … {report.END}, so it was left as it is.")
+
+
+class Run:
+    """The cases of one invocation, and what came of them."""
+
+    def __init__(self, console: Console, quick: bool) -> None:
+        self.console, self.quick = console, quick
+        threads = onnxgrad.get_num_threads()
+        self.peers: list[Peer] = [OrtTrainingPeer(threads), TorchPeer(threads), NumpyPeer()]
+        self.versions = _versions(self.peers, console)
+        self.rows: list[Row] = []
+        self.remarks: list[str] = []
+        self.refusals: list[str] = []
+        self.missing: list[str] = []
+
+    def close(self) -> None:
+        for peer in self.peers:
+            peer.close()
+
+    def go(self, cases: Sequence[Case]) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+        # Drawn between turns only: the thread that would otherwise redraw it takes time from whoever is on the clock.
+        with Progress(*columns, console=self.console, transient=True, auto_refresh=False) as progress:
+            task = progress.add_task("", total=len(cases))
+
+            def on_progress(share: float) -> None:
+                progress.update(task, advance=share, refresh=True)
+
+            for group in GROUPS:
+                before = len(self.rows)
+                for case in (c for c in cases if c.group == group):
+                    progress.update(task, description=f"{case.work}, {case.dtype}", refresh=True)
+                    done = progress.tasks[0].completed
+                    self._one(case, on_progress)
+                    progress.update(task, completed=done + 1)
+                if len(self.rows) > before:
+                    self.console.print(report.terminal_table(group, self.rows[before:]))
+
+    def _one(self, case: Case, on_progress: "contest.OnProgress") -> None:
+        effort = QUICK if self.quick else FULL if case.has_bar else SHORTER
+        try:
+            outcome = contest.run(case, self.peers, effort, not self.quick, on_progress)
+        except contest.KernelMissingError as reason:
+            if str(reason) not in self.missing:
+                self.missing.append(str(reason))
+                self.console.print(f"[yellow]{reason}: left out.[/]")
+            return
+        except contest.WrongResultError as reason:
+            self.refusals.append(str(reason))
+            self.console.print(f"[bold red]Not timed: {reason}.[/]")
+            return
+        date, machine = datetime.date.today().isoformat(), _machine()
+        for row in outcome.rows:
+            row.date, row.machine, row.versions = date, machine, self.versions
+        self.rows += outcome.rows
+        self.remarks += outcome.remarks
+
+    def summary(self) -> None:
+        for title, lines in (
+            ("Worth knowing:", self.remarks),
+            ("Bars without a figure to hold against:", report.not_compared(self.rows)),
+            ("Bars missed:", report.missed(self.rows)),
+            ("Wrong results, not timed:", self.refusals),
+        ):
+            if lines:
+                self.console.print(f"\n[bold]{title}[/]")
+                for line in lines:
+                    self.console.print(f"  {line}", highlight=False, markup=False)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parse(arguments)
+    console = Console(width=None if sys.stdout.isatty() else 170)
+    if options.readme:
+        _readme(console)
+        return 0
+    if (busy := psutil.cpu_percent(interval=0.5)) > 100 * NOTICEABLE:
+        console.print(f"[yellow]Something else uses {busy:.0f} % of the processor: figures will be noisy.[/]")
+    dtypes = [*(options.dtype or DTYPES), "int64"]
+    run = Run(console, options.quick)
+    try:
+        run.go([c for c in all_cases() if c.group in options.groups and c.dtype in dtypes])
+    finally:
+        run.close()
+    run.summary()
+    if not options.quick:
+        results.write(results.replace(results.read(), run.rows, options.groups, dtypes))
+        console.print("\nbench/results.csv: written.")
+        if options.groups == list(GROUPS) and not options.dtype:
+            _readme(console)
+    return 1 if run.refusals else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

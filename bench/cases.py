@@ -1,0 +1,289 @@
+"""The work that is timed: real shapes, what must be reached, and in which types."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from bench.peers import NUMPY, ORT_TRAINING, TORCH, Array, OutputType
+from onnxgrad import op
+from onnxgrad.schema import Known
+
+OURS, INTO, FLOOR, MEMORY = "onnxgrad", "onnxgrad into", "floor", "memory"
+DTYPES = {
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "float64": np.dtype(np.float64),
+}
+Named = dict[str, Array | None]
+
+
+@dataclass(frozen=True)
+class MemoryBar:
+    """Peak memory besides the outputs: at most `times` the size of the input `of`, or `size` bytes."""
+
+    of: str | None = None
+    times: float = 0.0
+    size: int = 0
+
+    def limit(self, inputs: Named) -> float:
+        measure = inputs[self.of] if self.of else None
+        return self.size if measure is None else self.times * measure.nbytes
+
+    def words(self) -> str:
+        return f"≤ {self.times:g}× {self.of}" if self.of else f"≤ {self.size / 2**20:g} MB"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of the table: an operator on inputs of one type.
+
+    `bars` says how many times our time each side must take at least. A bar under 1 leaves us that much slower.
+    """
+
+    name: str
+    work: str
+    operator: str
+    dtype: str
+    inputs: Callable[[], Named]
+    small_inputs: Callable[[], Named]  # of the same types and ranks: compiles what the case needs
+    attributes: dict[str, Any] = field(default_factory=dict)
+    reduction_length: int = 1  # how many numbers add up to one, at most: what rounding errors grow with
+    bars: dict[str, float] = field(default_factory=dict)
+    at_most_ms: float | None = None
+    has_floor: bool = False
+    memory: MemoryBar | None = None
+
+    @property
+    def group(self) -> str:
+        return self.name.split("/")[0]
+
+    @property
+    def numpy_dtype(self) -> np.dtype[Any]:
+        return DTYPES.get(self.dtype, np.dtype(np.int64))
+
+    @property
+    def has_bar(self) -> bool:
+        return bool(self.bars) or self.at_most_ms is not None
+
+    @property
+    def op(self) -> "op.Op[..., Any]":
+        return next(o for o in op.OPERATORS.values() if o.function_name == self.operator)
+
+
+def output_types(case: Case, inputs: Named) -> list[OutputType]:
+    """The operator's outputs, from the operator's own shape rule."""
+    known = [
+        None if array is None else Known(array.shape, tuple(array.tolist()) if declared.constraint.on_host else None)
+        for declared, array in zip(case.op.inputs, inputs.values(), strict=True)
+    ]
+    defaults = {attribute.name: attribute.default for attribute in case.op.attributes}
+    shapes = case.op.shape_rule(*known, **{**defaults, **case.attributes})
+    names = [output.name for output in case.op.outputs]
+    shapes = [shapes] if len(names) == 1 else shapes
+    return [OutputType(name, tuple(dims), case.dtype) for name, dims in zip(names, shapes, strict=True)]
+
+
+def _numbers(rng: np.random.Generator, dims: tuple[int, ...], dtype: str, scale: float = 1.0) -> Array:
+    drawn = rng.standard_normal(dims, np.float64 if dtype == "float64" else np.float32)
+    return (drawn * drawn.dtype.type(scale)).astype(DTYPES[dtype], copy=False)
+
+
+def _zipf(rng: np.random.Generator, size: int, count: int) -> Array:
+    """Indices as words of a text: the k-th commonest 1/k as often as the first, common ones anywhere."""
+    weights = 1 / np.arange(1, size + 1)
+    return rng.permutation(size)[rng.choice(size, count, p=weights / weights.sum())]
+
+
+def _gather(dims: tuple[int, ...], count: int, axis: int, zipf: bool, dtype: str) -> Named:
+    rng = np.random.default_rng(1)
+    indices = _zipf(rng, dims[axis], count) if zipf else rng.integers(0, dims[axis], count)
+    dY = _numbers(rng, (*dims[:axis], count, *dims[axis + 1 :]), dtype)
+    return {"shape": np.array(dims, np.int64), "indices": indices.astype(np.int64), "dY": dY}
+
+
+def _gather_elements(dims: tuple[int, ...], count: int, axis: int, dtype: str) -> Named:
+    rng = np.random.default_rng(2)
+    read = (*dims[:axis], count, *dims[axis + 1 :])
+    return {
+        "dY": _numbers(rng, read, dtype),
+        "shape": np.array(dims, np.int64),
+        "indices": rng.integers(0, dims[axis], read),
+    }
+
+
+def _slice(dims: tuple[int, int], which: str, dtype: str) -> Named:
+    rows, columns = dims
+    read, starts, ends, axes, steps = {
+        "half the rows": ((rows // 2, columns), [rows // 4], [rows // 4 + rows // 2], [0], [1]),
+        "every 2nd column": ((rows, columns // 2), [0], [columns], [1], [2]),
+        "reversed": (dims, [-1, -1], [-rows - 1, -columns - 1], [0, 1], [-1, -1]),
+    }[which]
+    inputs: Named = {"dY": _numbers(np.random.default_rng(3), read, dtype), "shape": np.array(dims, np.int64)}
+    for name, values in (("starts", starts), ("ends", ends), ("axes", axes), ("steps", steps)):
+        inputs[name] = np.array(values, np.int64)
+    return inputs
+
+
+def _gru(sizes: tuple[int, int, int, int], dtype: str) -> Named:
+    S, N, inputs, H = sizes
+    rng = np.random.default_rng(4)
+    scale = H**-0.5  # keeps the gates in their lively range
+    return {
+        "X": _numbers(rng, (S, N, inputs), dtype),
+        "W": _numbers(rng, (1, 3 * H, inputs), dtype, scale),
+        "R": _numbers(rng, (1, 3 * H, H), dtype, scale),
+        "B": _numbers(rng, (1, 6 * H), dtype, scale),
+        "SL": None,
+        "Ht0": _numbers(rng, (1, N, H), dtype),
+    }
+
+
+def _gru_grad(sizes: tuple[int, int, int, int], linear_before_reset: int, dtype: str) -> Named:
+    S, N, _, H = sizes
+    inputs = _gru(sizes, dtype)
+    training = op.OPERATORS["GRUTraining"]
+    exact = {k: None if v is None else v.astype(np.float64) for k, v in inputs.items()}
+    HAll, _, ZRH = training.definition(**exact, linear_before_reset=linear_before_reset)
+    rng = np.random.default_rng(5)
+    return {
+        **inputs,
+        "HAll": HAll.astype(DTYPES[dtype]),
+        "ZRH": ZRH.astype(DTYPES[dtype]),
+        "dHAll": _numbers(rng, (S, 1, N, H), dtype),
+        "dHFinal": _numbers(rng, (1, N, H), dtype),
+    }
+
+
+def _gather_cases(dtype: str) -> list[Case]:
+    bars = {ORT_TRAINING: 5.0, TORCH: 4.0, FLOOR: 1 / 1.6} if dtype == "float32" else {}
+    found = []
+    for name, dims, count, axis, zipf in (
+        ("embedding", (30522, 768), 4096, 0, True),
+        ("axis1", (64, 512, 768), 256, 1, False),
+    ):
+        make = partial(_gather, axis=axis, zipf=zipf, dtype=dtype)
+        found.append(
+            Case(
+                name=f"gather/{name}",
+                work=f"GatherGrad {list(dims)}, {count} {'zipf ' if zipf else ''}indices, axis {axis}",
+                operator="gather_grad",
+                dtype=dtype,
+                inputs=partial(make, dims, count),
+                small_inputs=partial(make, tuple(min(d, 256) for d in dims), 128),
+                attributes={"axis": axis},
+                reduction_length=count if zipf else 16,
+                bars=bars,
+                has_floor=True,
+                memory=MemoryBar("dY", 0.25),
+            )
+        )
+    return found
+
+
+def _gather_elements_cases(dtype: str) -> list[Case]:
+    return [
+        Case(
+            name=f"gather_elements/axis{axis}",
+            work=f"GatherElementsGrad {list(dims)}, axis {axis}, 1000 {what}",
+            operator="gather_elements_grad",
+            dtype=dtype,
+            inputs=partial(_gather_elements, dims, 1000, axis, dtype),
+            small_inputs=partial(_gather_elements, (300, 300), 200, axis, dtype),
+            attributes={"axis": axis},
+            reduction_length=16,
+            bars={ORT_TRAINING: bar, TORCH: 1.2} if dtype == "float32" else {},
+            memory=MemoryBar("dY", 0.25),
+        )
+        for dims, axis, what, bar in (((2000, 1000), 0, "rows", 6.0), ((1000, 2000), 1, "columns", 3.0))
+    ]
+
+
+def _slice_cases(dtype: str) -> list[Case]:
+    return [
+        Case(
+            name=f"slice/{which.replace(' ', '_')}",
+            work=f"SliceGrad [4096, 4096], {which}",
+            operator="slice_grad",
+            dtype=dtype,
+            inputs=partial(_slice, (4096, 4096), which, dtype),
+            small_inputs=partial(_slice, (512, 512), which, dtype),
+            reduction_length=0,
+            bars=dict.fromkeys((ORT_TRAINING, NUMPY), bar) if dtype == "float32" else {},
+            memory=MemoryBar(size=2**20),
+        )
+        for which, bar in (("half the rows", 1 / 1.1), ("every 2nd column", 1.3), ("reversed", 1 / 1.1))
+    ]
+
+
+def _gru_cases(dtype: str) -> list[Case]:
+    found = []
+    for sizes in ((64, 32, 128, 256), (128, 64, 256, 512)):
+        if dtype != "float32" and sizes[0] != 64:
+            continue
+        spelled = " ".join(letter + str(size) for letter, size in zip("SNIH", sizes, strict=True))
+        for linear in (0, 1):
+            attributes = {"hidden_size": sizes[3], "linear_before_reset": linear}
+            small = (4, 8, 32, sizes[3])
+            found.append(
+                Case(
+                    name=f"gru/grad_{spelled.replace(' ', '')}_lbr{linear}",
+                    work=f"GRUGrad {spelled}, linear_before_reset {linear}",
+                    operator="gru_grad",
+                    dtype=dtype,
+                    inputs=partial(_gru_grad, sizes, linear, dtype),
+                    small_inputs=partial(_gru_grad, small, linear, dtype),
+                    attributes=attributes,
+                    reduction_length=sizes[0] * sizes[1],
+                    bars={ORT_TRAINING: 10.0, TORCH: 1.3} if dtype == "float32" else {},
+                    memory=MemoryBar("ZRH", 2.0),
+                )
+            )
+            found.append(
+                Case(
+                    name=f"gru/training_{spelled.replace(' ', '')}_lbr{linear}",
+                    work=f"GRUTraining {spelled}, linear_before_reset {linear}",
+                    operator="gru_training",
+                    dtype=dtype,
+                    inputs=partial(_gru, sizes, dtype),
+                    small_inputs=partial(_gru, small, dtype),
+                    attributes=attributes,
+                    reduction_length=sizes[2] + sizes[3],
+                    bars={ORT_TRAINING: 1.0, TORCH: 1.0} if dtype == "float32" else {},
+                )
+            )
+    return found
+
+
+def _broadcast_cases() -> list[Case]:
+    def inputs() -> Named:
+        return {"a_shape": np.array([8, 1, 6, 1, 4, 3], np.int64), "b_shape": np.array([8, 7, 1, 5, 4, 1], np.int64)}
+
+    return [
+        Case(
+            name="broadcast/rank6",
+            work="BroadcastGradientArgs, rank 6",
+            operator="broadcast_gradient_args",
+            dtype="int64",
+            inputs=inputs,
+            small_inputs=inputs,
+            reduction_length=0,
+            at_most_ms=0.010,
+        )
+    ]
+
+
+GROUPS = ("gather", "gather_elements", "slice", "gru", "broadcast")
+
+
+def all_cases() -> list[Case]:
+    """Every case, group by group, type by type."""
+    found = _broadcast_cases()
+    for dtype in DTYPES:
+        for cases in (_gather_cases, _gather_elements_cases, _slice_cases, _gru_cases):
+            found += cases(dtype)
+    return sorted(found, key=lambda case: GROUPS.index(case.group))

@@ -1,0 +1,139 @@
+"""One case from start to end: our result checked, every side timed, memory measured, bars applied."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+import onnxgrad
+from bench.cases import FLOOR, INTO, MEMORY, OURS, Case, output_types
+from bench.floor import zeroing_and_reading
+from bench.measure import Effort, Timing, time_sides
+from bench.memory import peak_extra_bytes
+from bench.peers import CannotRunError, HereSide, Peer, Side
+from bench.quiet import NOTICEABLE, Neighbours
+from bench.results import BUSY, Row
+from bench.verify import first_difference, right_results
+
+OnProgress = Callable[[float], None]  # told the share of a case done since the last time
+
+
+class WrongResultError(Exception):
+    """Our result is wrong, or there is none: nothing to time."""
+
+
+class KernelMissingError(Exception):
+    """The operator has no CPU kernel yet."""
+
+
+@dataclass
+class Outcome:
+    """What a case gave: rows for the results, and what a reader should know besides."""
+
+    rows: list[Row] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+
+
+def run(
+    case: Case,
+    peers: Sequence[Peer],
+    effort: Effort,
+    with_memory: bool,
+    on_progress: OnProgress = lambda share: None,
+) -> Outcome:
+    """Measures one case, unless there is no kernel for it or its result is wrong."""
+    try:
+        case.op.kernel("cpu")
+    except (ImportError, AttributeError) as error:
+        raise KernelMissingError(f"{case.op.name} has no CPU kernel yet ({error})") from None
+    inputs = case.inputs()
+    arguments = tuple(inputs.values())
+    types = output_types(case, inputs)
+    names = [t.name for t in types]
+    right = right_results(case, inputs)
+    outputs = [np.full(t.shape, 1, case.numpy_dtype) for t in types]  # not 0: a kernel must write its zeros too
+
+    def call() -> object:
+        return case.op(*arguments, **case.attributes)
+
+    def call_into() -> object:
+        return case.op.into(outputs, *arguments, **case.attributes)
+
+    for form, one_call in (("the call", call), (".into", call_into)):
+        try:
+            results = one_call()
+        except Exception as error:  # whatever it is, the other cases can still be timed
+            raise WrongResultError(
+                f"{case.work}, {case.dtype}, {form} raised {type(error).__name__}: {error}"
+            ) from error
+        arrays = list(results) if isinstance(results, tuple) else [results]
+        if difference := first_difference(names, arrays, right, case.reduction_length):
+            raise WrongResultError(f"{case.work}, {case.dtype}, {form} is wrong: {difference}")
+        del results, arrays
+
+    outcome = Outcome()
+    sides: dict[str, Side] = {OURS: HereSide(call), INTO: HereSide(call_into)}
+    notes: dict[str, str] = {}
+    for peer in peers:
+        try:
+            sides[peer.name], computed = peer.prepare(case.operator, inputs, case.attributes, types)
+        except CannotRunError as reason:
+            notes[peer.name] = str(reason)
+            continue
+        if difference := first_difference(names, computed, right, case.reduction_length):
+            notes[peer.name] = f"differs from the definition: {difference}"
+            outcome.remarks.append(
+                f"{peer.name} differs from the definition (†) in {case.work}, {case.dtype}: {difference}"
+            )
+        elif all(a is None for a in computed):
+            notes[peer.name] = "computes linear_before_reset 1, having no other form"
+        del computed
+    if case.has_floor:
+        sides[FLOOR] = HereSide(zeroing_and_reading(types[0].shape, inputs["dY"], onnxgrad.get_num_threads()))
+    del right
+
+    neighbours = Neighbours()
+    timings = time_sides(sides, effort, on_progress)
+    if (share := neighbours.share()) > NOTICEABLE:
+        notes[OURS] = f"{BUSY} {share:.0%} of the machine"
+        outcome.remarks.append(f"{case.work}, {case.dtype}: {notes[OURS]}, so take the figures for a guess")
+    for side in dict.fromkeys((*timings, *notes)):
+        outcome.rows.append(_row(case, side, timings.get(side), timings[OURS], notes.get(side, "")))
+    if with_memory and case.memory is not None:
+        try:
+            outcome.rows.append(_memory_row(case, peak_extra_bytes(case), case.memory.limit(inputs)))
+        except CannotRunError as reason:
+            outcome.remarks.append(f"no figure for the memory of {case.work}, {case.dtype}: {reason}")
+    return outcome
+
+
+def _row(case: Case, side: str, timing: Timing | None, ours: Timing, note: str) -> Row:
+    row = Row(case=case.name, work=case.work, dtype=case.dtype, side=side, note=note)
+    minimum = case.bars.get(side)
+    if minimum is not None:
+        row.bar = _words(side, minimum)
+    if timing is None:
+        return row
+    row.best_ms, row.median_ms = timing.best_ms, timing.median_ms
+    row.ratio_to_ours = timing.best_ms / ours.best_ms
+    if minimum is not None:
+        row.passed = row.ratio_to_ours >= minimum
+    if side == OURS and case.at_most_ms is not None:
+        row.bar, row.passed = f"< {case.at_most_ms * 1000:g} µs", timing.best_ms < case.at_most_ms
+    return row
+
+
+def _words(side: str, minimum: float) -> str:
+    if side == FLOOR:
+        return f"within {1 / minimum:.1f}× of it"
+    return f"≥ {minimum:g}×" if minimum >= 1 else f"within {round((1 / minimum - 1) * 100)} % of it"
+
+
+def _memory_row(case: Case, extra: int, limit: float) -> Row:
+    row = Row(case=case.name, work=case.work, dtype=case.dtype, side=MEMORY, extra_mb=extra / 2**20)
+    assert case.memory is not None
+    if case.memory.of:
+        row.note = f"{extra / (limit / case.memory.times):.2f}× {case.memory.of}"
+    if case.has_bar:
+        row.bar, row.passed = case.memory.words(), extra <= limit
+    return row

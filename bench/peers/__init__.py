@@ -1,0 +1,71 @@
+"""The implementations that ours is compared with, one adapter per file."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from bench.turn import Turn, take_turn, wait_until_idle
+
+Array = npt.NDArray[Any]
+Inputs = Mapping[str, Array | None]
+Call = Callable[[], Any]
+
+ORT_TRAINING, TORCH, NUMPY = "onnxruntime-training", "PyTorch", "NumPy"
+
+
+class OutputType(NamedTuple):
+    """What is known of an output beforehand."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class CannotRunError(Exception):
+    """This peer has no way to do this work; the message says why."""
+
+
+class Side(Protocol):
+    """One contestant, ready to run the same call again and again."""
+
+    def turn(self, seconds: float) -> Turn: ...
+
+
+@dataclass(frozen=True)
+class HereSide:
+    """A contestant of this process."""
+
+    call: Call
+
+    def turn(self, seconds: float) -> Turn:
+        turn = take_turn(self.call, seconds)
+        wait_until_idle()
+        return turn
+
+
+class Peer(Protocol):
+    """An implementation to compare with."""
+
+    name: str
+
+    def version(self) -> str:
+        """The version, or CannotRunError with the way to get it."""
+
+    def prepare(
+        self, operator: str, inputs: Inputs, attributes: Mapping[str, Any], outputs: Sequence[OutputType]
+    ) -> tuple[Side, list[Array | None]]:
+        """The contestant for an operator and what it computes, None for an output that it defines differently.
+
+        CannotRunError if there is no such contestant.
+        """
+
+    def close(self) -> None:
+        """Gives back what the peer holds."""
+
+
+def is_half(dtype: np.dtype[Any]) -> bool:
+    """float16 or bfloat16."""
+    return dtype.itemsize == 2

@@ -1,0 +1,97 @@
+"""onnxruntime-training 1.19.2, which owns the module onnxruntime and stops at Python 3.11: a process of its own."""
+
+import pickle
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.peers import ORT_TRAINING, Array, CannotRunError, Inputs, OutputType
+from bench.turn import Turn
+
+ROOT = Path(__file__).resolve().parents[2]
+INTERPRETER = ROOT / ".venv-peer" / "bin" / "python"
+HOW_TO_GET_IT = "onnxruntime-training is not installed: make .venv-peer/ready gets it"
+
+# What the kernels of 1.19.2 ask for where the contract is wider.
+EXTRA_ATTRIBUTES = {"activations": ["sigmoid", "tanh"], "direction": "forward"}
+
+# Its own words for what it cannot do, and ours.
+REASONS = {"narrowing_error": "it has no negative steps on the innermost axis"}
+
+
+class OrtTrainingPeer:
+    """One-node models in ort_training_child.py, driven over its pipes by pickled messages."""
+
+    name = ORT_TRAINING
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def version(self) -> str:
+        return str(self.ask({"do": "version"}))
+
+    def prepare(
+        self, operator: str, inputs: Inputs, attributes: Mapping[str, Any], outputs: Sequence[OutputType]
+    ) -> tuple["_ThereSide", list[Array | None]]:
+        results = self.ask(
+            {
+                "do": "prepare",
+                "operator": _onnx_name(operator),
+                "inputs": list(inputs.items()),
+                "outputs": [tuple(output) for output in outputs],
+                "attributes": {**attributes, **(EXTRA_ATTRIBUTES if operator.startswith("gru") else {})},
+                "threads": self._threads,
+            }
+        )
+        return _ThereSide(self), results
+
+    def ask(self, message: Mapping[str, Any]) -> Any:
+        """Sends one message and waits for its answer."""
+        child = self._running()
+        assert child.stdin is not None and child.stdout is not None
+        try:
+            pickle.dump(message, child.stdin)
+            child.stdin.flush()
+            answer = pickle.load(child.stdout)
+        except (EOFError, BrokenPipeError):
+            self.close()
+            raise CannotRunError("the process of onnxruntime-training died") from None
+        if "cannot" in answer:
+            reason = answer["cannot"].rpartition("Status Message: ")[2]
+            raise CannotRunError(REASONS.get(reason, reason))
+        return answer["result"]
+
+    def close(self) -> None:
+        if self._child is not None:
+            self._child.kill()
+            self._child.communicate()
+            self._child = None
+
+    def _running(self) -> "subprocess.Popen[bytes]":
+        if not INTERPRETER.exists():
+            raise CannotRunError(HOW_TO_GET_IT)
+        if self._child is None:
+            self._child = subprocess.Popen(
+                [INTERPRETER, "-m", "bench.peers.ort_training_child"],
+                cwd=ROOT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+        return self._child
+
+
+class _ThereSide:
+    """The model that the other process holds ready."""
+
+    def __init__(self, peer: OrtTrainingPeer) -> None:
+        self._peer = peer
+
+    def turn(self, seconds: float) -> Turn:
+        return Turn(*self._peer.ask({"do": "turn", "seconds": seconds}))
+
+
+def _onnx_name(operator: str) -> str:
+    words = operator.split("_")
+    return "".join(w.upper() if w == "gru" else w.capitalize() for w in words)

@@ -1,0 +1,28 @@
+"""How much of the machine others took while we measured: two-thread work on half a machine tells nothing."""
+
+import time
+
+import psutil
+
+# Up to here it is the system's own housekeeping.
+NOTICEABLE = 0.05
+
+
+class Neighbours:
+    """Counts, from its creation on, the processor time that neither this process nor its children used."""
+
+    def __init__(self) -> None:
+        self._start, self._others = time.perf_counter(), _seconds_of_others()
+
+    def share(self) -> float:
+        """Their part of all cores together, 0 to 1."""
+        available = (time.perf_counter() - self._start) * (psutil.cpu_count() or 1)
+        return max(0.0, (_seconds_of_others() - self._others) / available)
+
+
+def _seconds_of_others() -> float:
+    machine = psutil.cpu_times()
+    idle = machine.idle + getattr(machine, "iowait", 0.0)
+    ours = psutil.Process()
+    own = [process.cpu_times() for process in (ours, *ours.children(recursive=True))]
+    return sum(machine) - getattr(machine, "guest", 0.0) - idle - sum(t.user + t.system for t in own)

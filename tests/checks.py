@@ -1,0 +1,263 @@
+"""The one harness: a kernel against its definition in float64, with the only table of tolerances."""
+
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+from unittest import mock
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import onnxgrad
+from onnxgrad import threads
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+FLOATS = [np.dtype(t) for t in (np.float16, np.float32, np.float64)] + [BFLOAT16]
+INDICES = [np.dtype(np.int32), np.dtype(np.int64)]
+
+
+class Precision(NamedTuple):
+    """How a type computes: sums are kept in `sums`, which rounds by at most `unit` (half an ulp, relative)."""
+
+    sums: np.dtype[Any]
+    unit: float
+    stored: float  # the same for the type the result is stored in; 0 where that is the type of the sums
+    smallest: float  # half the smallest number it can store: all that rounding can do near zero
+
+
+def _precision(stored: np.dtype[Any], sums: np.dtype[Any]) -> Precision:
+    narrow, wide = ml_dtypes.finfo(stored), ml_dtypes.finfo(sums)
+    rounds = stored != sums
+    unit, smallest = float(wide.eps) / 2, float(narrow.smallest_subnormal) / 2
+    return Precision(sums, unit, float(narrow.eps) / 2 * rounds, smallest * rounds)
+
+
+# THE TABLE. Nothing in it is chosen by hand: a type's own spacing, and the contract's "halves add up in float32".
+PRECISION = {t: _precision(t, np.dtype(np.float32) if t.itemsize == 2 else t) for t in FLOATS}
+REFERENCE = PRECISION[np.dtype(np.float64)]  # what the definition computes in
+
+# A sum of n terms, in whatever order or tree, rounds each term at most n - 1 times, so it is off by at most
+# (n-1)u / (1 - (n-1)u) of the sum of absolute values (Higham, Accuracy and Stability, 4.2). n = 1 must be exact.
+#
+# A chain of matrix products has no such bound worth having: worst cases multiply at every step. But each computed
+# product is the exact one of factors nudged by about sqrt(n)·u (Higham & Mary 2019: roundings are as good as
+# independent). So what nudging all inputs that much does to the definition's result is the deviation to expect of a
+# right kernel, and NUDGES such draws measure it; DEVIATIONS of them is what is allowed. An activation saturates,
+# so that its argument no longer matters, yet its value still rounds: VALUE_ROUNDINGS of the result itself are added.
+NUDGES = 4
+DEVIATIONS = 4
+VALUE_ROUNDINGS = 8
+
+
+def bound_of_sum(precision: Precision, terms: np.ndarray, absolute: np.ndarray) -> np.ndarray:
+    """How far a sum of `terms` terms may be off, given the sum of their absolute values."""
+    worst = np.maximum(terms - 1, 0) * precision.unit
+    return worst / (1 - worst) * absolute
+
+
+def with_storage(precision: Precision, expected: np.ndarray, bound: np.ndarray) -> np.ndarray:
+    """The bound once the result is rounded to the type it is stored in."""
+    finite = np.where(np.isfinite(expected), np.abs(expected), 0)
+    return bound + precision.stored * (finite + bound) + precision.smallest
+
+
+def assert_close(actual: np.ndarray, expected: np.ndarray, bound: np.ndarray | float, what: str = "result") -> None:
+    """|actual - expected| ≤ bound everywhere; NaN and infinities in the same places."""
+    assert actual.shape == expected.shape, f"{what} has shape {actual.shape}, expected {expected.shape}"
+    actual = actual.astype(np.float64)
+    bound = np.broadcast_to(bound, expected.shape)
+    with np.errstate(invalid="ignore"):
+        near = np.isfinite(expected) & (np.abs(actual - expected) <= bound)
+    fine = near | (actual == expected) | (np.isnan(actual) & np.isnan(expected))
+    if not fine.all():
+        worst = np.unravel_index(np.argmin(fine), fine.shape)
+        raise AssertionError(
+            f"{what}{list(map(int, worst))} is {actual[worst]!r}, expected {expected[worst]!r} ± {bound[worst]:.3g}; "
+            f"{(~fine).sum()} of {fine.size} are off"
+        )
+
+
+def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether two arrays agree to the last bit."""
+    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+def in_float64(value: Any) -> Any:
+    """A float array of any type as float64; anything else as it is."""
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.newbyteorder("=") in FLOATS:
+        return np.asarray(value).astype(np.float64)
+    return value
+
+
+def as_tuple(result: Any) -> tuple[Any, ...]:
+    """The results of an operator with one or several of them."""
+    return result if isinstance(result, tuple) else (result,)
+
+
+@contextmanager
+def on_threads(count: int) -> Iterator[None]:
+    """Runs every call on `count` threads, however small it is."""
+    before = onnxgrad.get_num_threads()
+    onnxgrad.set_num_threads(count)
+    try:
+        with mock.patch.object(threads, "WORTH_SHARING", 0):
+            yield
+    finally:
+        onnxgrad.set_num_threads(before)
+
+
+def poisoned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+    """An array of 0xFF bytes: NaN in every float type but float8's "fnuz" kinds and float4, and never a zero."""
+    array = np.empty(shape, dtype)
+    array.reshape(-1).view(np.uint8).fill(0xFF)
+    return array
+
+
+def check(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Runs the kernel in every way there is and compares with the definition; gives the plain call's result."""
+    inputs = [a for a in (*args, *kwargs.values()) if isinstance(a, np.ndarray)]
+    before = [a.tobytes() for a in inputs]
+    expected, bounds = expect(op, *args, **kwargs)
+    dtype = _result_dtype(op, args, kwargs)
+    with mock.patch.object(threads, "WORTH_SHARING", 0):
+        result = op(*args, **kwargs)
+    results = as_tuple(result)
+    assert len(results) == len(expected), f"{op.name} gave {len(results)} results, expected {len(expected)}"
+    for output, actual, wanted, bound in zip(op.outputs, results, expected, bounds, strict=True):
+        if wanted is None:
+            assert actual is None, f"{output.name} came though it was not asked for"
+            continue
+        assert type(actual) is np.ndarray, f"{output.name} is a {type(actual).__name__}"
+        assert actual.dtype == dtype, f"{output.name} is {actual.dtype}, expected {dtype}"
+        assert actual.flags.c_contiguous and actual.flags.writeable, f"{output.name} has {actual.flags}"
+        if bound is None:
+            assert same_bits(actual, wanted), f"{output.name} is {actual!r}, expected {wanted!r}"
+        else:
+            assert_close(actual, wanted, bound, f"{op.name} {output.name}")
+    for count in (1, 2):
+        out = [None if e is None else poisoned(e.shape, dtype) for e in expected]
+        with on_threads(count):
+            given = as_tuple(op.into(out, *args, **kwargs))
+        for output, mine, theirs, wanted in zip(op.outputs, out, given, results, strict=True):
+            assert mine is theirs, f"{output.name} is not the array passed in"
+            assert wanted is None or same_bits(mine, wanted), f"{output.name} differs on {count} threads"
+    for array, content in zip(inputs, before, strict=True):
+        assert array.tobytes() == content, f"{op.name} changed an input"
+    return result
+
+
+def _result_dtype(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> np.dtype[Any]:
+    bound = inspect.signature(op.body).bind(*args, **kwargs).arguments
+    variable = op.outputs[0].constraint.name
+    for entry in op.inputs:
+        if entry.constraint.name == variable and variable != "I":
+            return np.asarray(bound[entry.name]).dtype.newbyteorder("=")
+    return np.dtype(np.int64)
+
+
+Expected = tuple[tuple[Any, ...], tuple[Any, ...]]
+
+
+def _exact(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Expected:
+    """Nothing is computed, only placed: every bit counts."""
+    expected = as_tuple(op.definition(*args, **kwargs))
+    return expected, (None,) * len(expected)
+
+
+def _sums(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Expected:
+    """Every element is one sum; the definition itself counts the terms and adds up their absolute values."""
+
+    def of(change: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        wide = [in_float64(a) for a in args]
+        return op.definition(*[change(w) if w is not a else a for w, a in zip(wide, args, strict=True)], **kwargs)
+
+    precision = PRECISION[_result_dtype(op, args, kwargs)]
+    args = tuple(a.astype(a.dtype.newbyteorder("="), copy=True) if in_float64(a) is not a else a for a in args)
+    expected, terms, absolute = of(lambda x: x), of(np.ones_like), of(lambda x: np.where(np.isfinite(x), np.abs(x), 0))
+    bound = bound_of_sum(precision, terms, absolute) + bound_of_sum(REFERENCE, terms, absolute)
+    return (expected,), (with_storage(precision, expected, bound),)
+
+
+def _recurrence(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Expected:
+    """What nudging the inputs by the rounding of the longest sum does, measured."""
+    precision = PRECISION[_result_dtype(op, args, kwargs)]
+    (S, N, inputs), (D, gates, hidden) = args[0].shape, args[2].shape
+    nudge = precision.unit * np.sqrt(max(inputs + 2 * hidden, D * gates, S * N))
+    wide = [in_float64(a) for a in args]
+    expected = as_tuple(op.definition(*wide, **kwargs))
+    rng = np.random.default_rng(0)
+    squares: list[Any] = [0.0] * len(expected)
+    for _ in range(NUDGES):
+        nudged = [
+            w * (1 + nudge * rng.choice([-1, 1], w.shape)) if isinstance(w, np.ndarray) and w.dtype.kind == "f" else w
+            for w in wide
+        ]
+        for k, (e, n) in enumerate(zip(expected, as_tuple(op.definition(*nudged, **kwargs)), strict=True)):
+            squares[k] = None if e is None else squares[k] + np.square(n - e)
+    bounds: list[Any] = []
+    for e, square in zip(expected, squares, strict=True):
+        if e is None:
+            bounds.append(None)
+            continue
+        typical = np.mean(square / NUDGES) if e.size else 0.0  # a few draws may spare an element by chance
+        deviation = np.sqrt(square / NUDGES + typical)
+        bounds.append(with_storage(precision, e, DEVIATIONS * deviation + VALUE_ROUNDINGS * precision.unit * np.abs(e)))
+    return expected, tuple(bounds)
+
+
+_EXPECTED: dict[str, Callable[..., Expected]] = {
+    "GatherGrad": _sums,
+    "GatherElementsGrad": _sums,
+    "BroadcastGradientArgs": _exact,
+    "SliceGrad": _exact,
+    "GRUTraining": _recurrence,
+    "GRUGrad": _recurrence,
+}
+
+
+def raises(error: type[Exception], text: str) -> Any:
+    """Expects this very type and this very text."""
+    return pytest.raises(error, match=f"^{re.escape(text)}$", check=lambda raised: type(raised) is error)
+
+
+def expect(op: Any, *args: Any, **kwargs: Any) -> Expected:
+    """What the definition gives in float64, and how far a right kernel may be from it."""
+    return _EXPECTED[op.name](op, args, kwargs)
+
+
+def check_refused(
+    op: Any, error: type[Exception], text: str, *args: Any, out: Any = None, kernel: bool = True, **kwargs: Any
+) -> None:
+    """The definition, the call and `into` all raise exactly this sentence, and `into` writes nothing."""
+    outs = as_tuple(poisoned((1,), np.dtype(np.float32)) if out is None else out)
+    before = [None if o is None else o.tobytes() for o in outs]
+    calls: list[Callable[[], Any]] = [lambda: op.definition(*args, **kwargs)]
+    if kernel:
+        calls += [lambda: op(*args, **kwargs), lambda: op.into(outs, *args, **kwargs)]
+    for call in calls:
+        with raises(error, f"{op.name}: {text}"):
+            call()
+    for array, content in zip(outs, before, strict=True):
+        assert array is None or array.tobytes() == content, f"{op.name} wrote though it refused the call"
+
+
+def layouts(array: np.ndarray) -> dict[str, np.ndarray]:
+    """The same values in every memory layout NumPy allows."""
+    wider = np.repeat(array, 2, axis=array.ndim - 1) if array.ndim else array
+    unaligned = np.frombuffer(b"\0" + array.tobytes(), np.uint8)[1:]
+    frozen = array.copy()
+    frozen.setflags(write=False)
+    found = {
+        "contiguous": np.ascontiguousarray(array).reshape(array.shape),
+        "transposed": array.T.copy().T,
+        "strided": wider[..., ::2] if array.ndim else array,
+        "reversed": np.flip(np.flip(array).copy()),
+        "unaligned": np.ndarray(array.shape, array.dtype, unaligned.data),
+        "read-only": frozen,
+    }
+    if array.dtype.isbuiltin == 1:  # ml_dtypes know one byte order only
+        found["big-endian"] = array.astype(array.dtype.newbyteorder(">"))
+    return found

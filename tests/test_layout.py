@@ -1,0 +1,85 @@
+"""The shape of the project itself: names that match across folders, small files, an import that loads little."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from onnxgrad.op import OPERATORS
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "onnxgrad"
+SOURCES = sorted(
+    path for folder in ("src", "tests", "bench", "docs", "examples") for path in (ROOT / folder).rglob("*.py")
+)
+LONGEST_FILE = 400
+SLOWEST_IMPORT = 0.5
+
+
+def modules(folder):
+    """The modules of one folder, without those of folders below."""
+    return sorted(path.stem for path in (PACKAGE / folder).glob("*.py") if path.stem != "__init__")
+
+
+def public_functions(path):
+    """{name: names of its parameters} of what a file defines, private names aside."""
+    found = [n for n in ast.parse(path.read_text()).body if isinstance(n, ast.FunctionDef)]
+    return {
+        f.name: [a.arg for a in (*f.args.posonlyargs, *f.args.args, *f.args.kwonlyargs)]
+        for f in found
+        if not f.name.startswith("_")
+    }
+
+
+def test_every_operator_has_a_kernel_file_and_every_kernel_file_an_operator():
+    assert modules("cpu") == modules("ops")
+
+
+@pytest.mark.parametrize("module", modules("ops"))
+def test_kernels_have_the_names_and_parameters_of_their_operators(module):
+    expected = {
+        op.function_name: [
+            *(i.name for i in op.inputs),
+            *(o.name for o in op.outputs),
+            *(a.name for a in op.attributes),
+        ]
+        for op in OPERATORS.values()
+        if op.module == module
+    }
+    assert expected
+    assert public_functions(PACKAGE / "cpu" / f"{module}.py") == expected
+
+
+@pytest.mark.parametrize("module", modules("ops"))
+def test_every_operator_file_has_its_tests(module):
+    assert (ROOT / "tests" / "ops" / f"test_{module}.py").exists()
+
+
+def test_operators_are_named_as_their_functions():
+    for name, op in OPERATORS.items():
+        assert name.lower() == op.function_name.replace("_", "")
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_files_are_short_and_open_with_a_sentence(path):
+    text = path.read_text()
+    assert len(text.splitlines()) <= LONGEST_FILE
+    doc = ast.get_docstring(ast.parse(text))
+    assert doc and doc.splitlines()[0][-1] in ".:", "a module opens with one sentence"
+    assert path.stem not in ("utils", "util", "helpers", "helper", "common", "misc")
+
+
+def test_import_is_quick_and_loads_no_compiler_and_no_framework():
+    code = (
+        "import sys, time\nstart = time.perf_counter()\nimport onnxgrad\ntook = time.perf_counter() - start\n"
+        "heavy = [m for m in ('numba', 'llvmlite', 'torch', 'triton', 'onnxruntime', 'rich') if m in sys.modules]\n"
+        "print(took, *heavy)"
+    )
+    runs = [
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+        for _ in range(3)
+    ]
+    assert [run[1:] for run in runs] == [[], [], []]
+    assert min(float(run[0]) for run in runs) < SLOWEST_IMPORT
