@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import onnxgrad
-from onnxgrad import threads
+from onnxgrad import memory, threads
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 FLOATS = [np.dtype(t) for t in (np.float16, np.float32, np.float64)] + [BFLOAT16]
@@ -144,9 +144,26 @@ def check(op: Any, *args: Any, **kwargs: Any) -> Any:
         for output, mine, theirs, wanted in zip(op.outputs, out, given, results, strict=True):
             assert mine is theirs, f"{output.name} is not the array passed in"
             assert wanted is None or same_bits(mine, wanted), f"{output.name} differs on {count} threads"
+    _check_own_pages(op, args, kwargs, results)
     for array, content in zip(inputs, before, strict=True):
         assert array.tobytes() == content, f"{op.name} changed an input"
     return result
+
+
+def _check_own_pages(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], expected: tuple[Any, ...]) -> None:
+    """The same bits in pages of our own, as large results have them: first new ones, all zeros, then used ones."""
+    with (
+        mock.patch.object(memory, "LARGE", 1),
+        mock.patch.object(memory, "_pages", memory._Pages()),
+        mock.patch.object(threads, "WORTH_SHARING", 0),
+    ):
+        for pages in ("new", "used"):
+            results = as_tuple(op(*args, **kwargs))
+            for output, actual, wanted in zip(op.outputs, results, expected, strict=True):
+                assert wanted is None or same_bits(actual, wanted), f"{output.name} differs in {pages} pages"
+                if actual is not None:
+                    actual.reshape(-1).view(np.uint8).fill(0xFF)
+            del results, actual
 
 
 def _result_dtype(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> np.dtype[Any]:

@@ -49,7 +49,11 @@ def test_kernels_have_the_names_and_parameters_of_their_operators(module):
         if op.module == module
     }
     assert expected
-    assert public_functions(PACKAGE / "cpu" / f"{module}.py") == expected
+    kernels = public_functions(PACKAGE / "cpu" / f"{module}.py")
+    for name, parameters in kernels.items():
+        if parameters[-1:] == ["memory"]:  # what it may assume of its results, for kernels that can make use of it
+            kernels[name] = parameters[:-1]
+    assert kernels == expected
 
 
 @pytest.mark.parametrize("module", modules("ops"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -47,13 +46,18 @@ def to_arrays(declared: Sequence[Input], values: Mapping[str, Any]) -> list[Arra
     from_python: list[int] = []  # lists and ints have no width of their own: they take that of their companions
     for position, entry in enumerate(declared):
         value, constraint = values[entry.name], entry.constraint
-        if value is None:
+        if value.__class__ is np.ndarray and value.dtype in constraint.dtypes and not constraint.on_host:
+            array = value
+        elif value is None:
             if not entry.optional:
                 raise TypeError(f"{entry.name} is None, expected an array of {_list_types(entry)}")
             arrays.append(None)
             continue
-        array = _to_array(entry, value)
+        else:
+            array = _to_array(entry, value)
         arrays.append(array)
+        if constraint.name == "I":  # always int64 by now
+            continue
         if not isinstance(value, (np.ndarray, np.generic)):
             from_python.append(position)
         elif constraint.name not in chosen:
@@ -160,30 +164,6 @@ def check_size(name: str, shape: Sequence[int]) -> None:
         raise ValueError(f"{name} would have {len(shape)} dimensions, expected at most 64 as in NumPy")
     if math.prod(d for d in shape if d) > 2**59:  # zeros aside, as NumPy reckons: strides must fit too
         raise ValueError(f"{name} would have shape {list(shape)}, too large for any memory")
-
-
-# Memory of this size comes straight from the system, zeroed page by page when first touched. What nothing is added to
-# is then never written, and costs nothing. Smaller memory is reused, and warm.
-LAZY = 1 << 25
-_PHYSICAL_MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 2**63
-
-
-def is_lazy(shape: Sequence[int], dtype: np.dtype[Any]) -> bool:
-    """Whether zeros of this size are free until they are touched."""
-    return math.prod(shape) * dtype.itemsize >= LAZY
-
-
-def allocate(shape: Sequence[int], dtype: np.dtype[Any], zeroed: bool) -> Array:
-    """A new array, zeroed or not; one larger than the machine is refused before the system would kill us for it."""
-    size = math.prod(shape) * dtype.itemsize
-    try:
-        if size > _PHYSICAL_MEMORY:
-            raise MemoryError
-        return np.zeros(shape, dtype) if zeroed else np.empty(shape, dtype)
-    except MemoryError:
-        raise MemoryError(
-            f"the result of shape {list(shape)} needs {size / 2**30:.1f} GiB, more than there is"
-        ) from None
 
 
 def check_out(

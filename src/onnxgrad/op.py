@@ -12,6 +12,7 @@ from typing import Annotated, Any, Generic, ParamSpec, TypeVar, Union, get_args,
 import numpy as np
 
 from onnxgrad import arguments
+from onnxgrad.memory import GIVEN, allocate
 from onnxgrad.schema import Known, register
 from onnxgrad.tensor_types import Array, TypeConstraint
 
@@ -58,13 +59,14 @@ class Op(Generic[P, R]):
         body: Callable[P, R],
         outputs: Sequence[str],
         shape: Callable[..., Any],
+        longest: Callable[..., Any] | None,
         check: Callable[..., None] | None,
         domain: str,
         version: int,
     ) -> None:
         functools.update_wrapper(self, body)
         self.name, self.domain, self.version = name, domain, version
-        self.body, self.shape_rule, self.check = body, shape, check
+        self.body, self.shape_rule, self.longest, self.check = body, shape, longest, check
         self.function_name = body.__name__
         self.module = body.__module__.rsplit(".", 1)[-1]
         self.inputs, self.attributes, self.chooses_outputs = _read_parameters(body)
@@ -80,8 +82,8 @@ class Op(Generic[P, R]):
             next(k for k, i in enumerate(self.inputs) if i.constraint.name == o.constraint.name and not i.optional)
             for o in self.outputs
         ]
-        self._kernels: dict[str, Callable[..., None]] = {}
-        self._kernel_takes_zeros = False
+        self._kernels: dict[str, Callable[..., Any]] = {}
+        self._kernel_asks_for_memory = False
         self.schema = register(self)
 
     def __repr__(self) -> str:
@@ -105,32 +107,35 @@ class Op(Generic[P, R]):
         except (TypeError, ValueError, IndexError, MemoryError) as error:
             raise self._named(error) from None
 
-    def kernel(self, backend: str) -> Callable[..., None]:
+    def kernel(self, backend: str) -> Callable[..., Any]:
         """The kernel for "cpu" or "cuda": the function of the same name in the backend's module of the same name."""
         if backend not in self._kernels:
             module = importlib.import_module(f"onnxgrad.{backend}.{self.module}")
             self._kernels[backend] = getattr(module, self.function_name)
-            self._kernel_takes_zeros = "zeroed" in inspect.signature(self._kernels[backend]).parameters
+            self._kernel_asks_for_memory = "memory" in inspect.signature(self._kernels[backend]).parameters
         return self._kernels[backend]
 
     def _run(self, out: tuple[Array | None, ...] | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> R:
         try:
             inputs, attributes, wanted = self._bind(args, kwargs)
-            shapes = self._output_shapes(inputs, attributes)
+            if self.longest is not None and out is None:
+                shapes = self.longest(*inputs, **attributes)
+            else:
+                shapes = self._output_shapes(inputs, attributes)
             dtypes = self._output_dtypes(inputs)
             kernel = self.kernel("cpu")
             results: tuple[Array | None, ...]
             if out is not None:
                 results = arguments.check_out(out, self._output_names, shapes, dtypes, wanted, inputs)
-            elif self._kernel_takes_zeros and arguments.is_lazy(shapes[0], dtypes[0]):
-                results = (arguments.allocate(shapes[0], dtypes[0], zeroed=True),)
-                kernel = functools.partial(kernel, zeroed=True)
             else:
-                results = tuple(
-                    arguments.allocate(shape, dtype, zeroed=False) if wanted is None or name in wanted else None
-                    for name, shape, dtype in zip(self._output_names, shapes, dtypes, strict=True)
-                )
-            kernel(*inputs, *results, **attributes)
+                asked = [wanted is None or name in wanted for name in self._output_names]
+                made = [allocate(s, d) if a else (None, GIVEN) for a, s, d in zip(asked, shapes, dtypes, strict=True)]
+                results = tuple(array for array, _ in made)
+                if self._kernel_asks_for_memory:
+                    attributes["memory"] = made[0][1]
+            lengths = kernel(*inputs, *results, **attributes)
+            if self.longest is not None:
+                results = tuple(a if a is None else a[:n] for a, n in zip(results, lengths, strict=True))
         except (TypeError, ValueError, IndexError, MemoryError) as error:
             raise self._named(error) from None
         return results[0] if len(results) == 1 else results  # type: ignore[return-value]
@@ -174,6 +179,7 @@ def op(
     *,
     outputs: str | Sequence[str],
     shape: Callable[..., Any],
+    longest: Callable[..., Any] | None = None,
     check: Callable[..., None] | None = None,
     domain: str = "com.microsoft",
     version: int = 1,
@@ -182,13 +188,14 @@ def op(
 
     Parameters annotated with a tensor type are inputs, `| None` ones optional; the others are attributes, except
     `outputs`, which lets a caller name the results wanted. `outputs` names the results ("HFinal?" may be absent).
-    `shape` maps what is known of the inputs (schema.Known) and the attributes to the outputs' shapes; `check` raises
-    for what the types alone do not exclude.
+    `shape` maps what is known of the inputs (schema.Known) and the attributes to the outputs' shapes. Where these
+    depend on values, `longest` maps the inputs to shapes that are large enough, and the kernel returns the lengths it
+    filled. `check` raises for what the types alone do not exclude.
     """
 
     def declare(body: Callable[P, R]) -> Op[P, R]:
         names = (outputs,) if isinstance(outputs, str) else tuple(outputs)
-        declared = Op(name, body, names, shape, check, domain, version)
+        declared = Op(name, body, names, shape, longest, check, domain, version)
         OPERATORS[name] = declared
         return declared
 

@@ -36,8 +36,10 @@ class Known(NamedTuple):
         """The values, if every one of them is a known number."""
         if self.values is None:
             return None
-        known = tuple(v for v in self.values if isinstance(v, int))
-        return known if len(known) == len(self.values) else None
+        for value in self.values:  # a plain loop, since every call of an operator comes through here
+            if value.__class__ is not int:
+                return None
+        return self.values  # type: ignore[return-value]
 
 
 def register(op: Op[..., Any]) -> OpSchema:

@@ -13,6 +13,7 @@ from onnxgrad.cpu.core.halves import finish_sums, flat, is_half, load, sums_for,
 from onnxgrad.cpu.core.indices import find_bad_index, refuse_bad, wrapped
 from onnxgrad.cpu.core.jit import int64, native
 from onnxgrad.cpu.core.parallel import parallel
+from onnxgrad.memory import GIVEN, ZEROS
 from onnxgrad.tensor_types import Array
 from onnxgrad.threads import get_num_threads, launch
 
@@ -23,9 +24,10 @@ RADIX_BITS = 11
 UNNOTICED = 1 << 22  # bytes of working memory that are not worth saving
 
 
-def gather_grad(shape: Array, indices: Array, dY: Array, dX: Array, axis: int, zeroed: bool = False) -> None:
+def gather_grad(shape: Array, indices: Array, dY: Array, dX: Array, axis: int, memory: int = GIVEN) -> None:
     axis %= shape.size
     outer, size, inner = math.prod(dX.shape[:axis]), dX.shape[axis], math.prod(dX.shape[axis + 1 :])
+    zeroed = memory == ZEROS
     positions, terms, result = flat(indices), flat(dY), flat(dX)
     touched = dX.nbytes + dY.nbytes + indices.nbytes
     if inner * dY.itemsize >= WIDE_ROW:

@@ -7,6 +7,7 @@ import numpy as np
 from onnxgrad.cpu.core.halves import load, store, zero
 from onnxgrad.cpu.core.jit import inlined, int64, native
 from onnxgrad.cpu.core.parallel import parallel
+from onnxgrad.memory import GIVEN, ZEROS
 from onnxgrad.ops.slice import Range, slice_ranges
 from onnxgrad.tensor_types import Array
 from onnxgrad.threads import launch
@@ -26,8 +27,9 @@ def slice_grad(
     axes: Array | None,
     steps: Array | None,
     dX: Array,
-    zeroed: bool = False,
+    memory: int = GIVEN,
 ) -> None:
+    zeroed = memory == ZEROS
     if dX.size == 0 or (zeroed and dY.size == 0):
         return
     carrier = CARRIERS[dX.itemsize]

@@ -6,7 +6,7 @@ import numpy as np
 
 from onnxgrad.op import op
 from onnxgrad.schema import Dim, Known
-from onnxgrad.tensor_types import Shape
+from onnxgrad.tensor_types import Array, Shape
 
 
 def broadcast_axes(a_shape: Sequence[int], b_shape: Sequence[int]) -> tuple[list[int], list[int]]:
@@ -39,7 +39,12 @@ def _shape_rule(a_shape: Known, b_shape: Known) -> tuple[tuple[Dim], tuple[Dim]]
     return (len(a_axes),), (len(b_axes),)
 
 
-@op("BroadcastGradientArgs", outputs=("a_axes?", "b_axes?"), shape=_shape_rule)
+def _longest(a_shape: Array, b_shape: Array) -> tuple[tuple[int], tuple[int]]:
+    rank = max(a_shape.size, b_shape.size)
+    return (rank,), (rank,)
+
+
+@op("BroadcastGradientArgs", outputs=("a_axes?", "b_axes?"), shape=_shape_rule, longest=_longest)
 def broadcast_gradient_args(a_shape: Shape, b_shape: Shape) -> tuple[Shape, Shape]:
     """The axes to sum a gradient over, to undo the broadcasting of two shapes.
 
