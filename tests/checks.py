@@ -264,7 +264,7 @@ def check_refused(
 def layouts(array: np.ndarray) -> dict[str, np.ndarray]:
     """The same values in every memory layout NumPy allows."""
     wider = np.repeat(array, 2, axis=array.ndim - 1) if array.ndim else array
-    unaligned = np.frombuffer(b"\0" + array.tobytes(), np.uint8)[1:]
+    unaligned = np.frombuffer(bytearray(b"\0" + array.tobytes()), np.uint8)[1:]
     frozen = array.copy()
     frozen.setflags(write=False)
     found = {

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,14 +18,15 @@ NATIVE_INT64 = np.dtype(np.int64)
 
 
 def bind(
-    order: Sequence[str], defaults: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The arguments by name; what is missing, unknown or given twice is named in the error."""
-    if len(args) > len(order):
-        raise TypeError(f"takes at most {len(order)} arguments ({', '.join(order)}), got {len(args)}")
+    order: Sequence[str], by_position: int, defaults: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Sequence[Any]:
+    """The arguments in their order; what is missing, unknown or given twice is named in the error."""
+    if len(args) == len(order) == by_position and not kwargs:
+        return args
+    if len(args) > by_position:
+        names = ", ".join(order[:by_position])
+        raise TypeError(f"takes at most {by_position} arguments ({names}), got {len(args)}")
     values = dict(zip(order, args, strict=False))
-    if len(values) == len(order) and not kwargs:
-        return values
     for name, value in kwargs.items():
         if name not in order:
             raise TypeError(f"has no argument {name!r}, expected one of {', '.join(order)}")
@@ -36,28 +38,25 @@ def bind(
             if name not in defaults:
                 raise TypeError(f"{name} is missing")
             values[name] = defaults[name]
-    return values
+    return [values[name] for name in order]
 
 
-def to_arrays(declared: Sequence[Input], values: Mapping[str, Any]) -> list[Array | None]:
+def to_arrays(declared: Sequence[Input], values: Sequence[Any]) -> list[Array | None]:
     """Each input as an array of a type its constraint allows; inputs that share a type variable share the type."""
     arrays: list[Array | None] = []
     chosen: dict[str, tuple[str, np.dtype[Any]]] = {}
     from_python: list[int] = []  # lists and ints have no width of their own: they take that of their companions
     for position, entry in enumerate(declared):
-        value, constraint = values[entry.name], entry.constraint
-        if value.__class__ is np.ndarray and value.dtype in constraint.dtypes and not constraint.on_host:
-            array = value
-        elif value is None:
-            if not entry.optional:
-                raise TypeError(f"{entry.name} is None, expected an array of {_list_types(entry)}")
+        value, constraint = values[position], entry.constraint
+        if constraint.name == "I":
+            arrays.append(_to_shape(entry, value))
+            continue
+        if value is None:
+            _refuse_absent(entry)
             arrays.append(None)
             continue
-        else:
-            array = _to_array(entry, value)
+        array = _to_array(entry, value)
         arrays.append(array)
-        if constraint.name == "I":  # always int64 by now
-            continue
         if not isinstance(value, (np.ndarray, np.generic)):
             from_python.append(position)
         elif constraint.name not in chosen:
@@ -75,32 +74,47 @@ def to_arrays(declared: Sequence[Input], values: Mapping[str, Any]) -> list[Arra
     return arrays
 
 
+def _refuse_absent(entry: Input) -> None:
+    if not entry.optional:
+        raise TypeError(f"{entry.name} is None, expected an array of {_list_types(entry)}")
+
+
 def _to_array(entry: Input, value: Any) -> Array:
     constraint = entry.constraint
     if isinstance(value, (np.ndarray, np.generic)):
         array: Array = np.asarray(value)  # a subclass (matrix, masked) would index by rules of its own
     elif constraint.dtypes[0].kind == "i":
-        array = _integers(entry.name, value)
+        return _one_dimension(entry, _integers(entry.name, value))  # its width is settled by its companions
     else:
         raise TypeError(f"{entry.name} is a {type(value).__name__}, expected a NumPy array of {_list_types(entry)}")
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
-    if constraint.on_host:
-        if array.ndim == 0:
-            array = array.reshape(1)
-        if array.ndim != 1:
-            raise ValueError(f"{entry.name} has shape {array.shape}, expected one dimension")
-        if constraint.name == "I":
-            return _to_shape(entry, array)
-    if array.dtype not in constraint.dtypes:
+    array = _one_dimension(entry, array)
+    if array.dtype not in constraint.dtypes and not (constraint.name == "I" and array.dtype.kind in "iu"):
         raise TypeError(f"{entry.name} is {array.dtype}, expected {_list_types(entry)}")
     return array
 
 
-def _to_shape(entry: Input, array: Array) -> Array:
+def _one_dimension(entry: Input, array: Array) -> Array:
+    """Shape-like inputs are vectors; a single number is one of length 1."""
+    if not entry.constraint.on_host or array.ndim == 1:
+        return array
+    if array.ndim > 1:
+        raise ValueError(f"{entry.name} has shape {array.shape}, expected one dimension")
+    return array.reshape(1)
+
+
+def _to_shape(entry: Input, value: Any) -> Array:
+    """A shape as int64, whatever integers it came in."""
+    if value.__class__ is list or value.__class__ is tuple:
+        with contextlib.suppress(ValueError):  # the usual case, quickly; what is wrong with another, below
+            array: Array = np.array(value)
+            if array.dtype == NATIVE_INT64 and array.ndim == 1 and min(value) >= 0:
+                return array
+    if value is None:
+        _refuse_absent(entry)
+    array = _to_array(entry, value)
     if array.dtype != NATIVE_INT64:
-        if array.dtype.kind not in "iu":
-            raise TypeError(f"{entry.name} is {array.dtype}, expected {_list_types(entry)}")
         if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
             raise ValueError(f"{entry.name} holds values that do not fit int64")
         array = array.astype(np.int64)
@@ -121,7 +135,8 @@ def _integers(name: str, value: Any) -> Array:
     if array.size == 0:
         return np.empty(array.shape, np.int64)
     if array.dtype.kind != "i":
-        if array.dtype.kind in "uO" and all(isinstance(v, int) for v in array.ravel().tolist()):
+        # Python's integers have no limit; NumPy makes unsigned numbers, floats or objects of those that are too large.
+        if all(isinstance(v, int) and not isinstance(v, bool) for v in np.array(value, object).ravel().tolist()):
             raise ValueError(f"{name} holds values that do not fit int64")
         raise TypeError(f"{name} holds {array.dtype} values, expected integers")
     return array
@@ -132,7 +147,8 @@ def to_attribute(declared: Attribute, value: Any) -> Any:
     if value is None and declared.default is None:
         return None
     if declared.is_list:
-        if isinstance(value, (str, bytes)) or not isinstance(value, (Sequence, np.ndarray)):
+        is_list = isinstance(value, Sequence) and not isinstance(value, (str, bytes))
+        if not is_list and not (isinstance(value, np.ndarray) and value.ndim == 1):
             raise TypeError(f"{declared.name} is a {type(value).__name__}, expected a list of {declared.kind.__name__}")
         return [_scalar(declared, v) for v in value]
     return _scalar(declared, value)
@@ -149,6 +165,8 @@ def to_output_names(value: Any, names: Sequence[str]) -> frozenset[str] | None:
     """The outputs a caller named; None stands for all."""
     if value is None:
         return None
+    if not isinstance(value, (str, Sequence, Set)):
+        raise TypeError(f"outputs is {value!r}, expected some of {', '.join(names)}")
     asked = (value,) if isinstance(value, str) else tuple(value)
     for name in asked:
         if name not in names:
@@ -160,9 +178,7 @@ def check_size(name: str, shape: Sequence[int]) -> None:
     """Refuses a shape no array can have."""
     if len(shape) < 32 and max(shape, default=0) ** len(shape) < 2**59:  # the usual case, quickly
         return
-    if len(shape) > 64:
-        raise ValueError(f"{name} would have {len(shape)} dimensions, expected at most 64 as in NumPy")
-    if math.prod(d for d in shape if d) > 2**59:  # zeros aside, as NumPy reckons: strides must fit too
+    if math.prod(d for d in shape if d) >= 2**59:  # zeros aside, as NumPy reckons: strides must fit too
         raise ValueError(f"{name} would have shape {list(shape)}, too large for any memory")
 
 
@@ -175,6 +191,8 @@ def check_out(
     inputs: Sequence[Array | None],
 ) -> tuple[Array | None, ...]:
     """The caller's own result arrays, if they can serve."""
+    if isinstance(out, str) or not isinstance(out, Sequence):
+        raise TypeError(f"out is a {type(out).__name__}, expected an array, or one for each of {', '.join(names)}")
     if len(out) != len(names):
         raise ValueError(f"out has {len(out)} arrays, expected {len(names)}: {', '.join(names)}")
     for array, name, shape, dtype in zip(out, names, shapes, dtypes, strict=True):
@@ -182,12 +200,21 @@ def check_out(
             if wanted is None or name in wanted:
                 raise ValueError(f"out has no array for {name}")
             continue
+        if not isinstance(array, np.ndarray):
+            raise TypeError(f"out for {name} is a {type(array).__name__}, expected an array")
         if array.shape != tuple(shape) or array.dtype != dtype:
             raise ValueError(f"out for {name} is {array.dtype}{list(array.shape)}, expected {dtype}{list(shape)}")
         if not array.flags.c_contiguous or not array.flags.writeable:
             raise ValueError(f"out for {name} is not a writeable C-contiguous array")
+        if not array.flags.aligned:
+            raise ValueError(f"out for {name} is not aligned to its type")
         if any(x is not None and np.may_share_memory(array, x) for x in inputs):
             raise ValueError(f"out for {name} shares memory with an input")
+        for other, before in zip(names, out, strict=True):
+            if other == name:
+                break
+            if before is not None and np.may_share_memory(array, before):
+                raise ValueError(f"out for {name} shares memory with {other}")
     return tuple(a if wanted is None or n in wanted else None for a, n in zip(out, names, strict=True))
 
 

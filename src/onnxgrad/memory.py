@@ -10,7 +10,6 @@ import ctypes
 import math
 import mmap
 import os
-import threading
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -31,18 +30,22 @@ WAITING_LIMIT = _PHYSICAL // 8  # bytes of pages kept for later, all together
 
 
 class _Pages:
-    """Freed pages by size, the most recently used last."""
+    """Freed pages by size, the most recently used last.
+
+    There is no lock: a result may be freed by the garbage collector at any line, also within these, and a fork may
+    leave a lock locked for ever. Each step is one atomic operation of a list.
+    """
 
     def __init__(self) -> None:
         self._waiting: list[mmap.mmap] = []
-        self._lock = threading.Lock()
 
     def take(self, size: int) -> tuple[mmap.mmap, bool]:
         """Pages for `size` bytes, and whether they are new, that is, zeros."""
-        with self._lock:
-            for position in range(len(self._waiting) - 1, -1, -1):
-                if size <= len(self._waiting[position]) <= size + size // 8:
-                    return self._waiting.pop(position), False
+        for pages in reversed(list(self._waiting)):
+            if size <= len(pages) <= size + size // 8:
+                with contextlib.suppress(ValueError):  # another thread was quicker
+                    self._waiting.remove(pages)
+                    return pages, False
         if not hasattr(mmap, "MAP_PRIVATE"):  # Windows
             return mmap.mmap(-1, size), True
         pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -55,9 +58,9 @@ class _Pages:
         if hasattr(mmap, "MADV_FREE"):
             with contextlib.suppress(OSError):
                 pages.madvise(mmap.MADV_FREE)
-        with self._lock:
-            self._waiting.append(pages)
-            while sum(map(len, self._waiting)) > WAITING_LIMIT:
+        self._waiting.append(pages)
+        while sum(map(len, list(self._waiting))) > WAITING_LIMIT:
+            with contextlib.suppress(IndexError):
                 self._waiting.pop(0)
 
 

@@ -60,22 +60,22 @@ class Op(Generic[P, R]):
         outputs: Sequence[str],
         shape: Callable[..., Any],
         longest: Callable[..., Any] | None,
-        check: Callable[..., None] | None,
+        check_values: Callable[..., None] | None,
         domain: str,
         version: int,
     ) -> None:
         functools.update_wrapper(self, body)
         self.name, self.domain, self.version = name, domain, version
-        self.body, self.shape_rule, self.longest, self.check = body, shape, longest, check
+        self.body, self.shape_rule, self.longest, self.check_values = body, shape, longest, check_values
         self.function_name = body.__name__
         self.module = body.__module__.rsplit(".", 1)[-1]
         self.inputs, self.attributes, self.chooses_outputs = _read_parameters(body)
         self.outputs = _read_outputs(body, outputs)
         self.doc = inspect.getdoc(body) or ""
-        self._order = tuple(inspect.signature(body).parameters)
-        self._defaults = {
-            p.name: p.default for p in inspect.signature(body).parameters.values() if p.default is not p.empty
-        }
+        parameters = inspect.signature(body).parameters.values()
+        self._order = tuple(p.name for p in parameters)  # inputs, attributes, and `outputs` if it has that
+        self._by_position = sum(p.kind is not p.KEYWORD_ONLY for p in parameters)
+        self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
         self._output_names = [output.name for output in self.outputs]
         # Each output has the type of the first required input that shares its type variable.
         self._dtype_sources = [
@@ -94,7 +94,7 @@ class Op(Generic[P, R]):
 
     def into(self, out: Array | Sequence[Array | None], *args: P.args, **kwargs: P.kwargs) -> R:
         """Like a call, but writes into `out`: C-contiguous arrays of the right shape and type, one per output."""
-        return self._run((out,) if isinstance(out, np.ndarray) else tuple(out), args, kwargs)
+        return self._run((out,) if isinstance(out, np.ndarray) else out, args, kwargs)
 
     def definition(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs the NumPy body that says what the operator means, after the same checks as a call."""
@@ -115,7 +115,7 @@ class Op(Generic[P, R]):
             self._kernel_asks_for_memory = "memory" in inspect.signature(self._kernels[backend]).parameters
         return self._kernels[backend]
 
-    def _run(self, out: tuple[Array | None, ...] | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> R:
+    def _run(self, out: Sequence[Array | None] | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> R:
         try:
             inputs, attributes, wanted = self._bind(args, kwargs)
             if self.longest is not None and out is None:
@@ -134,7 +134,7 @@ class Op(Generic[P, R]):
                 if self._kernel_asks_for_memory:
                     attributes["memory"] = made[0][1]
             lengths = kernel(*inputs, *results, **attributes)
-            if self.longest is not None:
+            if self.longest is not None and out is None:
                 results = tuple(a if a is None else a[:n] for a, n in zip(results, lengths, strict=True))
         except (TypeError, ValueError, IndexError, MemoryError) as error:
             raise self._named(error) from None
@@ -149,14 +149,13 @@ class Op(Generic[P, R]):
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[list[Array | None], dict[str, Any], frozenset[str] | None]:
         """Names every argument, turns inputs into arrays and checks them."""
-        values = arguments.bind(self._order, self._defaults, args, kwargs)
+        values = arguments.bind(self._order, self._by_position, self._defaults, args, kwargs)
+        count = len(self.inputs)
         inputs = arguments.to_arrays(self.inputs, values)
-        attributes = {a.name: arguments.to_attribute(a, values[a.name]) for a in self.attributes}
-        wanted = None
-        if self.chooses_outputs:
-            wanted = arguments.to_output_names(values["outputs"], self._output_names)
-        if self.check is not None:
-            self.check(*inputs, **attributes)
+        attributes = {
+            a.name: arguments.to_attribute(a, v) for a, v in zip(self.attributes, values[count:], strict=False)
+        }
+        wanted = arguments.to_output_names(values[-1], self._output_names) if self.chooses_outputs else None
         return inputs, attributes, wanted
 
     def _output_shapes(self, inputs: Sequence[Array | None], attributes: Mapping[str, Any]) -> list[tuple[int, ...]]:
@@ -165,6 +164,8 @@ class Op(Generic[P, R]):
             for x, declared in zip(inputs, self.inputs, strict=True)
         ]
         rule = self.shape_rule(*known, **attributes)
+        if self.check_values is not None:
+            self.check_values(*inputs, **attributes)
         shapes = [rule] if len(self.outputs) == 1 else list(rule)
         for name, shape in zip(self._output_names, shapes, strict=True):
             arguments.check_size(name, shape)
@@ -180,7 +181,7 @@ def op(
     outputs: str | Sequence[str],
     shape: Callable[..., Any],
     longest: Callable[..., Any] | None = None,
-    check: Callable[..., None] | None = None,
+    check_values: Callable[..., None] | None = None,
     domain: str = "com.microsoft",
     version: int = 1,
 ) -> Callable[[Callable[P, R]], Op[P, R]]:
@@ -188,14 +189,15 @@ def op(
 
     Parameters annotated with a tensor type are inputs, `| None` ones optional; the others are attributes, except
     `outputs`, which lets a caller name the results wanted. `outputs` names the results ("HFinal?" may be absent).
-    `shape` maps what is known of the inputs (schema.Known) and the attributes to the outputs' shapes. Where these
-    depend on values, `longest` maps the inputs to shapes that are large enough, and the kernel returns the lengths it
-    filled. `check` raises for what the types alone do not exclude.
+    `shape` maps what is known of the inputs (schema.Known) and the attributes to the outputs' shapes, and raises
+    ValueError where they contradict each other; a call and onnx's shape inference both use it. Where shapes depend on
+    values, `longest` maps the inputs to shapes that are large enough, and the kernel returns the lengths it
+    filled. `check_values` raises for values that no input may have.
     """
 
     def declare(body: Callable[P, R]) -> Op[P, R]:
         names = (outputs,) if isinstance(outputs, str) else tuple(outputs)
-        declared = Op(name, body, names, shape, longest, check, domain, version)
+        declared = Op(name, body, names, shape, longest, check_values, domain, version)
         OPERATORS[name] = declared
         return declared
 

@@ -11,9 +11,10 @@ from onnx.defs import OpSchema
 if TYPE_CHECKING:
     from onnx.reference.op_run import OpRun
 
-    from onnxgrad.op import Attribute, Op
+    from onnxgrad.op import Attribute, Input, Op
 
 Dim: TypeAlias = int | str | None  # a number, a symbol, or unknown
+MOST_DIMENSIONS = 64  # NumPy's limit
 
 
 class Known(NamedTuple):
@@ -25,9 +26,11 @@ class Known(NamedTuple):
     @property
     def as_shape(self) -> tuple[Dim, ...] | None:
         """The shape this input spells, as far as it is known."""
+        if self.dims is not None and isinstance(self.dims[0], int) and self.dims[0] > MOST_DIMENSIONS:
+            raise ValueError(f"dX would have {self.dims[0]} dimensions, expected at most {MOST_DIMENSIONS} as in NumPy")
         if self.values is not None:
             return self.values
-        if self.dims is not None and len(self.dims) == 1 and isinstance(self.dims[0], int):
+        if self.dims is not None and isinstance(self.dims[0], int):
             return (None,) * self.dims[0]
         return None
 
@@ -40,6 +43,13 @@ class Known(NamedTuple):
             if value.__class__ is not int:
                 return None
         return self.values  # type: ignore[return-value]
+
+
+def agree(given: Sequence[Dim], expected: Sequence[Dim]) -> bool:
+    """Whether two shapes can be the same: as many dimensions, and no two known numbers that differ."""
+    return len(given) == len(expected) and all(
+        a == b or not isinstance(a, int) or not isinstance(b, int) for a, b in zip(given, expected, strict=True)
+    )
 
 
 def register(op: Op[..., Any]) -> OpSchema:
@@ -71,11 +81,8 @@ def reference_ops() -> list[type[OpRun]]:
     from onnxgrad.op import OPERATORS
 
     def run(self: Any, *inputs: Any, **attributes: Any) -> tuple[Any, ...]:
-        op = OPERATORS[type(self).__name__]
-        names = [o.name for o, given in zip(op.outputs, self.onnx_node.output, strict=False) if given]
-        if op.chooses_outputs:
-            attributes["outputs"] = names
-        result = op.definition(*inputs, **attributes)
+        # onnx.reference wants an array for every output, so those that the node leaves out are computed too.
+        result = OPERATORS[type(self).__name__].definition(*inputs, **attributes)
         everything = result if isinstance(result, tuple) else (result,)
         return everything[: len(self.onnx_node.output)]
 
@@ -109,25 +116,41 @@ def _infer(op: Op[..., Any], context: Any) -> None:
         if position >= context.get_num_inputs() or not context.has_input(position):
             known.append(None)
             continue
-        tensor = context.get_input_type(position).tensor_type
+        inferred_type = context.get_input_type(position)
+        if inferred_type is None:  # the output of an operator nobody knows
+            known.append(Known(None, None))
+            continue
+        tensor = inferred_type.tensor_type
         element_types[declared.constraint.name] = tensor.elem_type
         dims = tuple(_dim(d) for d in tensor.shape.dim) if tensor.HasField("shape") else None
         values = _known_values(context, position) if declared.constraint.on_host else None
         known.append(Known(dims, values))
     attributes = {a.name: _attribute_value(a, context) for a in op.attributes}
     try:
+        for declared, entry in zip(op.inputs, known, strict=True):
+            _check_host_input(declared, entry)
         rule = op.shape_rule(*known, **attributes)
     except ValueError as error:
         raise ValueError(f"{op.name}: {error}") from None
     shapes = [rule] if len(op.outputs) == 1 else rule
     for position, (output, shape) in enumerate(zip(op.outputs, shapes, strict=True)):
-        if position >= context.get_num_outputs():
-            break
+        if position >= context.get_num_outputs() or output.constraint.name not in element_types:
+            continue
         inferred = onnx.TypeProto()
         inferred.tensor_type.elem_type = element_types[output.constraint.name]
         if shape is not None:
             inferred.tensor_type.shape.CopyFrom(_shape_proto(shape))
         context.set_output_type(position, inferred)
+
+
+def _check_host_input(declared: Input, known: Known | None) -> None:
+    """What a call checks when it makes an array of a shape-like input."""
+    if known is None or not declared.constraint.on_host:
+        return
+    if known.dims is not None and len(known.dims) != 1:
+        raise ValueError(f"{declared.name} has shape {list(known.dims)}, expected one dimension")
+    if declared.constraint.name == "I" and any(isinstance(v, int) and v < 0 for v in known.values or ()):
+        raise ValueError(f"{declared.name} is {list(known.values or ())}, expected no negative dimension")
 
 
 def _known_values(context: Any, position: int) -> tuple[Dim, ...] | None:

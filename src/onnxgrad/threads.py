@@ -6,6 +6,7 @@ borrows Python threads, which leave the interpreter's lock alone while they are 
 any number of threads and after a fork, which the pools that come with Numba are not.
 """
 
+import contextlib
 import ctypes
 import os
 import threading
@@ -72,16 +73,23 @@ class _Pool:
 
     def __init__(self) -> None:
         self._jobs: SimpleQueue[_Job] = SimpleQueue()
+        self._lock = threading.Lock()
         self._workers = 0
-        self._growing = threading.Lock()
+        self._waiting = 0  # jobs that no worker has finished yet
 
-    def submit(self, job: _Job, workers: int) -> None:
-        if self._workers < workers:
-            with self._growing:
-                while self._workers < workers:
-                    threading.Thread(target=self._work, name="onnxgrad", daemon=True).start()
+    def submit(self, job: _Job) -> bool:
+        """Queues a job for a worker, a new one if all are busy and the limit allows it; False if there is none at all."""
+        with self._lock:
+            if self._waiting >= self._workers < _limit:
+                worker = threading.Thread(target=self._work, name="onnxgrad", daemon=True)
+                with contextlib.suppress(RuntimeError):  # the system has no thread to give: make do with fewer
+                    worker.start()
                     self._workers += 1
+            if self._workers == 0:
+                return False
+            self._waiting += 1
         self._jobs.put(job)
+        return True
 
     def _work(self) -> None:
         while True:
@@ -89,6 +97,8 @@ class _Pool:
             if job.claim():
                 job.run()
             del job  # a worker that waits must not keep the arrays of its last job alive
+            with self._lock:
+                self._waiting -= 1
 
 
 _pool = _Pool()
@@ -112,7 +122,7 @@ def _schedule(task_loop: int, work: int, tasks: int) -> None:
     run = _TaskLoop(task_loop)
     helpers = [_Job(run, work) for _ in range(min(_limit, tasks) - 1)]
     for helper in helpers:
-        _pool.submit(helper, _limit)
+        _pool.submit(helper)
     run(work)
     for helper in helpers:
         if not helper.claim():  # it started: it still looks at `work`, which dies when we return
@@ -132,7 +142,8 @@ def launch(native: Callable[..., Any], *args: Any, bytes_touched: int) -> Any:
     # Python raises KeyboardInterrupt in the main thread at any line, in _schedule too, where it would cut the wait for
     # helpers short and leave them with a dead pointer. So the main thread only waits, and Ctrl-C works at once.
     job = _Job(native, *args, _scheduler_address)
-    _pool.submit(job, _limit)
+    if not _pool.submit(job):
+        return native(*args, SERIAL)
     job.wait()
     if job.error is not None:
         raise job.error

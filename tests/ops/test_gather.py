@@ -342,5 +342,5 @@ def test_results_too_large():
     )  # fmt: skip
     with raises(MemoryError, "GatherGrad: the result of shape [1099511627776] needs 4096.0 GiB, more than there is"):
         gather_grad([2**40], np.zeros(0, np.int64), np.zeros(0, F32))
-    with raises(ValueError, "GatherGrad: dX would have 65 dimensions, expected at most 64 as in NumPy"):
+    with raises(ValueError, "GatherGrad: shape has 65 values, expected at most 64 dimensions as in NumPy"):
         gather_grad([1] * 65, 0, np.zeros((1,) * 64, F32))

@@ -193,7 +193,7 @@ def _wide_rows(
     order = buffers[_sort_positions(indices, size, buffers)]
     row_bytes = inner * dX.itemsize
     rows = max(1, SPAN // row_bytes)
-    limit = max(order.size // 16, SPAN // row_bytes)
+    limit = max(1, order.size // 16, SPAN // row_bytes)
     tasks = (outer * size + rows - 1) // rows
     parallel(scheduler, tasks, _wide_task, (indices, order, dY, dX, outer, size, inner, rows, limit, zeroed))
     runs = _long_runs(indices, order, size, limit)

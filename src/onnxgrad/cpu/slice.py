@@ -8,7 +8,7 @@ from onnxgrad.cpu.core.halves import load, store, zero
 from onnxgrad.cpu.core.jit import inlined, int64, native
 from onnxgrad.cpu.core.parallel import parallel
 from onnxgrad.memory import GIVEN, ZEROS
-from onnxgrad.ops.slice import Range, slice_ranges
+from onnxgrad.ops.slice import Range, ranges_of
 from onnxgrad.tensor_types import Array
 from onnxgrad.threads import launch
 
@@ -33,9 +33,9 @@ def slice_grad(
     if dX.size == 0 or (zeroed and dY.size == 0):
         return
     carrier = CARRIERS[dX.itemsize]
-    terms: Array = np.ascontiguousarray(dY).view(carrier).reshape(-1)
+    terms: Array = np.require(dY, requirements=["C", "A"]).view(carrier).reshape(-1)
     result: Array = dX.view(carrier).reshape(-1)
-    *outer, (dim, last) = _merge(list(zip(dX.shape, slice_ranges(shape, starts, ends, axes, steps), strict=True)))
+    *outer, (dim, last) = _merge(list(zip(dX.shape, ranges_of(dX, starts, ends, axes, steps), strict=True)))
     # One row per dimension but the last: length in dX, start, step, length in dY, stride in dY.
     dims, y_stride = np.empty((len(outer), 5), np.int64), last.length
     for d in reversed(range(len(outer))):

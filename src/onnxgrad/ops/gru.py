@@ -7,50 +7,24 @@ import numpy as np
 
 from onnxgrad.activations import Chosen, choose
 from onnxgrad.op import op
-from onnxgrad.schema import Dim, Known
+from onnxgrad.schema import Dim, Known, agree
 from onnxgrad.tensor_types import Array, Lengths, T, accumulator
 
 DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
 
 
-def _dim(known: Known | None, position: int, times: int = 1) -> Dim:
-    if known is None or known.dims is None or position >= len(known.dims):
-        return None
-    dim = known.dims[position]
-    return dim * times if isinstance(dim, int) else dim if times == 1 else None
+def _expect(name: str, given: Known | None, *dims: Dim) -> None:
+    if given is not None and given.dims is not None and not agree(given.dims, dims):
+        raise ValueError(f"{name} has shape {list(given.dims)}, expected {list(dims)}")
 
 
-def _training_shapes(
-    X: Known, W: Known, R: Known, B: Known | None, SL: Known | None, Ht0: Known | None, **attributes: Any
-) -> tuple[tuple[Dim, ...], ...]:
-    steps, rows, hidden, directions = _dim(X, 0), _dim(X, 1), _dim(R, 2), _dim(R, 0)
-    directions = len(DIRECTIONS.get(attributes["direction"], ())) or directions
-    gates = hidden * 3 if isinstance(hidden, int) else None
-    return (
-        (steps, directions, rows, hidden),
-        (directions, rows, hidden),
-        (steps, directions, rows, gates),
-    )
-
-
-def _grad_shapes(
-    X: Known, W: Known, R: Known, B: Known | None, SL: Known | None, Ht0: Known | None, *rest: Any, **attributes: Any
-) -> tuple[tuple[Dim, ...] | None, ...]:
-    directions, hidden = _dim(R, 0), _dim(R, 2)
-    return X.dims, W.dims, R.dims, (directions, _dim(R, 2, 6)), (directions, _dim(X, 1), hidden)
-
-
-def _expect(name: str, array: Array | None, *dims: int) -> None:
-    if array is not None and array.shape != dims:
-        raise ValueError(f"{name} has shape {list(array.shape)}, expected {list(dims)}")
-
-
-def _check(
-    X: Array, W: Array, R: Array, B: Array | None, SL: Array | None, Ht0: Array | None, **attributes: Any
-) -> None:
-    for name, array, letters in (("X", X, "[S,N,I]"), ("W", W, "[D,3H,I]"), ("R", R, "[D,3H,H]")):
-        if array.ndim != 3:
-            raise ValueError(f"{name} has shape {list(array.shape)}, expected three dimensions {letters}")
+def _check_shapes(
+    X: Known, W: Known, R: Known, B: Known | None, SL: Known | None, Ht0: Known | None, attributes: dict[str, Any]
+) -> tuple[Dim, Dim, Dim, int, Dim]:
+    """Steps, rows, inputs, directions and hidden size, as far as they are known; raises where they do not fit."""
+    for name, given, letters in (("X", X, "[S,N,I]"), ("W", W, "[D,3H,I]"), ("R", R, "[D,3H,H]")):
+        if given.dims is not None and len(given.dims) != 3:
+            raise ValueError(f"{name} has shape {list(given.dims)}, expected three dimensions {letters}")
     if attributes["direction"] not in DIRECTIONS:
         raise ValueError(f"direction is {attributes['direction']!r}, expected one of {', '.join(DIRECTIONS)}")
     if attributes["linear_before_reset"] not in (0, 1):
@@ -58,39 +32,63 @@ def _check(
     clip = attributes["clip"]
     if clip is not None and not clip > 0:
         raise ValueError(f"clip is {clip}, expected more than 0, or nothing for no clipping")
-    directions, (steps, rows, inputs), hidden = len(DIRECTIONS[attributes["direction"]]), X.shape, R.shape[2]
-    if attributes["hidden_size"] not in (None, hidden):
-        raise ValueError(f"hidden_size is {attributes['hidden_size']}, expected {hidden} as the last dimension of R")
-    _expect("R", R, directions, 3 * hidden, hidden)
-    _expect("W", W, directions, 3 * hidden, inputs)
-    _expect("B", B, directions, 6 * hidden)
+    steps, rows, inputs = X.dims or (None, None, None)
+    directions, hidden_size = len(DIRECTIONS[attributes["direction"]]), attributes["hidden_size"]
+    hidden = R.dims[2] if R.dims is not None and R.dims[2] is not None else hidden_size
+    if hidden_size is not None and not agree((hidden_size,), (hidden,)):
+        raise ValueError(f"hidden_size is {hidden_size}, expected {hidden} as the last dimension of R")
+    _expect("R", R, directions, _times(3, hidden), hidden)
+    _expect("W", W, directions, _times(3, hidden), inputs)
+    _expect("B", B, directions, _times(6, hidden))
     _expect("Ht0", Ht0, directions, rows, hidden)
     _expect("SL", SL, rows)
-    if SL is not None and rows and (SL.min() < 0 or SL.max() > steps):
-        worst = int(np.argmax((SL < 0) | (steps < SL)))
-        raise ValueError(f"SL[{worst}] is {SL[worst]}, expected 0 to {steps}, the number of steps")
     chosen_activations(attributes)
+    return steps, rows, inputs, directions, hidden
 
 
-def _check_grad(
-    X: Array,
-    W: Array,
-    R: Array,
-    B: Array | None,
-    SL: Array | None,
-    Ht0: Array | None,
-    HAll: Array,
-    ZRH: Array,
-    dHAll: Array | None,
-    dHFinal: Array | None,
+def _times(count: int, dim: Dim) -> Dim:
+    return count * dim if isinstance(dim, int) else None
+
+
+def _training_shapes(
+    X: Known, W: Known, R: Known, B: Known | None, SL: Known | None, Ht0: Known | None, **attributes: Any
+) -> tuple[tuple[Dim, ...], ...]:
+    steps, rows, _, directions, hidden = _check_shapes(X, W, R, B, SL, Ht0, attributes)
+    return (steps, directions, rows, hidden), (directions, rows, hidden), (steps, directions, rows, _times(3, hidden))
+
+
+def _grad_shapes(
+    X: Known,
+    W: Known,
+    R: Known,
+    B: Known | None,
+    SL: Known | None,
+    Ht0: Known | None,
+    HAll: Known,
+    ZRH: Known,
+    dHAll: Known | None,
+    dHFinal: Known | None,
     **attributes: Any,
-) -> None:
-    _check(X, W, R, B, SL, Ht0, **attributes)
-    (steps, rows, _), (directions, gates, hidden) = X.shape, R.shape
+) -> tuple[tuple[Dim, ...], ...]:
+    steps, rows, inputs, directions, hidden = _check_shapes(X, W, R, B, SL, Ht0, attributes)
+    gates = _times(3, hidden)
     _expect("HAll", HAll, steps, directions, rows, hidden)
     _expect("ZRH", ZRH, steps, directions, rows, gates)
     _expect("dHAll", dHAll, steps, directions, rows, hidden)
     _expect("dHFinal", dHFinal, directions, rows, hidden)
+    return (
+        (steps, rows, inputs),
+        (directions, gates, inputs),
+        (directions, gates, hidden),
+        (directions, _times(6, hidden)),
+        (directions, rows, hidden),
+    )
+
+
+def _check_lengths(X: Array, W: Array, R: Array, B: Array | None, SL: Array | None, *rest: Any, **more: Any) -> None:
+    if SL is not None and SL.size and (SL.min() < 0 or SL.max() > len(X)):
+        worst = int(np.argmax((SL < 0) | (len(X) < SL)))
+        raise ValueError(f"SL[{worst}] is {SL[worst]}, expected 0 to {len(X)}, the number of steps")
 
 
 def chosen_activations(attributes: dict[str, Any]) -> list[Chosen]:
@@ -112,7 +110,7 @@ def _clamp(x: Array, clip: float | None) -> Array:
     return x if clip is None else np.clip(x, -clip, clip)
 
 
-@op("GRUTraining", outputs=("HAll", "HFinal?", "ZRH"), shape=_training_shapes, check=_check)
+@op("GRUTraining", outputs=("HAll", "HFinal?", "ZRH"), shape=_training_shapes, check_values=_check_lengths)
 def gru_training(
     X: T,
     W: T,
@@ -183,7 +181,7 @@ def _preactivations(
         yield x @ Wh.T + (r * state) @ Rh.T + Wbh + Rbh
 
 
-@op("GRUGrad", outputs=("dX?", "dW?", "dR?", "dB?", "dH0?"), shape=_grad_shapes, check=_check_grad)
+@op("GRUGrad", outputs=("dX?", "dW?", "dR?", "dB?", "dH0?"), shape=_grad_shapes, check_values=_check_lengths)
 def gru_grad(
     X: T,
     W: T,

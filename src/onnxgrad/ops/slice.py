@@ -1,11 +1,12 @@
 """SliceGrad: the gradient of Slice."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from onnxgrad.op import op
-from onnxgrad.schema import Dim, Known
+from onnxgrad.schema import Dim, Known, agree
 from onnxgrad.tensor_types import AnyT, Array, HostIndex, Shape
 
 TO_THE_END = (2**31 - 1, 2**63 - 1)
@@ -19,16 +20,25 @@ class Range(NamedTuple):
     length: int
 
 
-def slice_ranges(shape: Array, starts: Array, ends: Array, axes: Array | None, steps: Array | None) -> list[Range]:
+def slice_ranges(
+    dims: Sequence[int],
+    starts: Sequence[int],
+    ends: Sequence[int],
+    axes: Sequence[int] | None,
+    steps: Sequence[int] | None,
+) -> list[Range]:
     """What Slice reads along every axis, by ONNX's rules as onnxruntime applies them."""
-    dims = shape.tolist()
     ranges = [Range(0, 1, d) for d in dims]
-    count = len(starts)
-    chosen = list(range(count)) if axes is None or len(axes) == 0 else axes.tolist()
-    strides = [1] * count if steps is None or len(steps) == 0 else steps.tolist()
-    for start, end, axis, step in zip(starts.tolist(), ends.tolist(), chosen, strides, strict=True):
+    chosen, strides = axes or range(len(starts)), steps or [1] * len(starts)
+    for start, end, axis, step in zip(starts, ends, chosen, strides, strict=True):
         ranges[axis] = _range(start, end, step, dims[axis])
     return ranges
+
+
+def ranges_of(dX: Array, starts: Array, ends: Array, axes: Array | None, steps: Array | None) -> list[Range]:
+    """The same for arrays."""
+    lists = (None if a is None else a.tolist() for a in (axes, steps))
+    return slice_ranges(dX.shape, starts.tolist(), ends.tolist(), *lists)
 
 
 def _range(start: int, end: int, step: int, dim: int) -> Range:
@@ -48,34 +58,50 @@ def _range(start: int, end: int, step: int, dim: int) -> Range:
 def _shape_rule(
     dY: Known, shape: Known, starts: Known, ends: Known, axes: Known | None, steps: Known | None
 ) -> tuple[Dim, ...] | None:
-    return shape.as_shape
-
-
-def _check(dY: Array, shape: Array, starts: Array, ends: Array, axes: Array | None, steps: Array | None) -> None:
-    dims = shape.tolist()
+    dims = shape.as_shape
+    if dims is None:
+        return None
     if not dims:
         raise ValueError("shape is empty, expected at least one dimension")
-    for name, given in (("ends", ends), ("axes", axes), ("steps", steps)):
-        absent = given is None or (name != "ends" and len(given) == 0)
-        if not absent and given is not None and len(given) != len(starts):
+    values = [None if given is None else given.numbers for given in (starts, ends, axes, steps)]
+    first, last, chosen, strides = values
+    if first is None or last is None or (axes and chosen is None) or (steps and strides is None):
+        if dY.dims is not None and len(dY.dims) != len(dims):
+            raise ValueError(f"dY has {len(dY.dims)} dimensions, expected {len(dims)} as shape {list(dims)} has")
+        return dims  # the rest is to be seen when the numbers are there
+    _check_numbers(len(dims), list(dims), first, last, chosen, strides)
+    if dY.dims is not None:
+        sizes = [d if isinstance(d, int) else -1 for d in dims]
+        ranges = slice_ranges(sizes, first, last, chosen, strides)
+        expected = [None if d < 0 else r.length for d, r in zip(sizes, ranges, strict=True)]
+        if not agree(dY.dims, expected):
+            raise ValueError(f"dY has shape {list(dY.dims)}, expected {expected}, the slice of shape {list(dims)}")
+    return dims
+
+
+def _check_numbers(
+    rank: int,
+    dims: list[Dim],
+    starts: tuple[int, ...],
+    ends: tuple[int, ...],
+    axes: tuple[int, ...] | None,
+    steps: tuple[int, ...] | None,
+) -> None:
+    for name, given in (("ends", ends), ("axes", axes or starts), ("steps", steps or starts)):
+        if len(given) != len(starts):
             raise ValueError(f"{name} has {len(given)} values, expected {len(starts)} as starts has")
-    if axes is None or len(axes) == 0:
-        if len(starts) > len(dims):
-            raise ValueError(f"starts has {len(starts)} values, expected at most {len(dims)} for shape {dims}")
-    else:
-        for axis in axes.tolist():
-            if not -len(dims) <= axis < len(dims):
-                raise ValueError(f"axes names {axis}, expected {-len(dims)} to {len(dims) - 1} for shape {dims}")
-        if len({axis % len(dims) for axis in axes.tolist()}) < len(axes):
-            raise ValueError(f"axes is {axes.tolist()}, expected no axis twice")
-    if steps is not None and 0 in steps.tolist():
-        raise ValueError(f"steps is {steps.tolist()}, expected no 0")
-    expected = tuple(r.length for r in slice_ranges(shape, starts, ends, axes, steps))
-    if dY.shape != expected:
-        raise ValueError(f"dY has shape {list(dY.shape)}, expected {list(expected)}, the slice of shape {dims}")
+    if not axes and len(starts) > rank:
+        raise ValueError(f"starts has {len(starts)} values, expected at most {rank} for shape {dims}")
+    for axis in axes or ():
+        if not -rank <= axis < rank:
+            raise ValueError(f"axes names {axis}, expected {-rank} to {rank - 1} for shape {dims}")
+    if axes and len({axis % rank for axis in axes}) < len(axes):
+        raise ValueError(f"axes is {list(axes)}, expected no axis twice")
+    if steps and 0 in steps:
+        raise ValueError(f"steps is {list(steps)}, expected no 0")
 
 
-@op("SliceGrad", outputs="dX", shape=_shape_rule, check=_check)
+@op("SliceGrad", outputs="dX", shape=_shape_rule)
 def slice_grad(
     dY: AnyT,
     shape: Shape,
@@ -91,6 +117,9 @@ def slice_grad(
     element 0), what lies outside is clamped.
     """
     dX = np.zeros(shape.tolist(), dY.dtype)
-    where = np.ix_(*[r.start + r.step * np.arange(r.length) for r in slice_ranges(shape, starts, ends, axes, steps)])
-    dX[where] = dY
+    ranges = ranges_of(dX, starts, ends, axes, steps)
+    ends_before = [r.start + r.step * r.length for r in ranges]  # -1 would count from the end, hence None
+    dX[tuple(slice(r.start, end if end >= 0 else None, r.step) for r, end in zip(ranges, ends_before, strict=True))] = (
+        dY
+    )
     return dX

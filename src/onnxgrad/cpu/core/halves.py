@@ -25,7 +25,7 @@ INT16, INT32, FLOAT = ir.IntType(16), ir.IntType(32), ir.FloatType()
 
 def flat(array: Array) -> Array:
     """The array's elements in C order, one-dimensional, in a type that `load` and `store` take."""
-    contiguous = np.ascontiguousarray(array)
+    contiguous = np.require(array, requirements=["C", "A"])  # Numba would compile anew for unaligned memory
     return contiguous.view(_VIEWS.get(array.dtype, array.dtype)).reshape(-1)
 
 
