@@ -27,7 +27,9 @@ class Known(NamedTuple):
     def as_shape(self) -> tuple[Dim, ...] | None:
         """The shape this input spells, as far as it is known."""
         if self.dims is not None and isinstance(self.dims[0], int) and self.dims[0] > MOST_DIMENSIONS:
-            raise ValueError(f"dX would have {self.dims[0]} dimensions, expected at most {MOST_DIMENSIONS} as in NumPy")
+            raise ValueError(
+                f"shape has {self.dims[0]} values, expected at most {MOST_DIMENSIONS} dimensions as in NumPy"
+            )
         if self.values is not None:
             return self.values
         if self.dims is not None and isinstance(self.dims[0], int):

@@ -78,7 +78,7 @@ class _Pool:
         self._waiting = 0  # jobs that no worker has finished yet
 
     def submit(self, job: _Job) -> bool:
-        """Queues a job for a worker, a new one if all are busy and the limit allows it; False if there is none at all."""
+        """Queues a job for a worker, a new one if all are busy and the limit allows it; False if there is none."""
         with self._lock:
             if self._waiting >= self._workers < _limit:
                 worker = threading.Thread(target=self._work, name="onnxgrad", daemon=True)

@@ -1,12 +1,13 @@
 """BroadcastGradientArgs on the CPU: a few integers, so no threads."""
 
+from onnxgrad.cpu.core.halves import flat
 from onnxgrad.cpu.core.jit import native
 from onnxgrad.ops.broadcast import broadcast_axes
 from onnxgrad.tensor_types import Array
 
 
 def broadcast_gradient_args(a_shape: Array, b_shape: Array, a_axes: Array, b_axes: Array) -> tuple[int, int]:
-    lengths: tuple[int, int] = _fill_axes(a_shape, b_shape, a_axes, b_axes)
+    lengths: tuple[int, int] = _fill_axes(flat(a_shape), flat(b_shape), a_axes, b_axes)
     if lengths[0] < 0:
         broadcast_axes(a_shape.tolist(), b_shape.tolist())  # raises, and says where they differ
     return lengths

@@ -10,6 +10,7 @@ from onnxgrad.cpu.core.convert import narrow, widen
 from onnxgrad.cpu.core.gemm import ROWS, gemm_address
 from onnxgrad.cpu.core.gru_backward import gru_backward
 from onnxgrad.cpu.core.gru_forward import gru_forward
+from onnxgrad.cpu.core.halves import flat
 from onnxgrad.ops.gru import DIRECTIONS, chosen_activations
 from onnxgrad.tensor_types import Array, accumulator
 from onnxgrad.threads import get_num_threads, launch
@@ -118,7 +119,7 @@ def _activations(
 
 
 def _lengths(X: Array, SL: Array | None) -> Array:
-    return np.full(X.shape[1], X.shape[0], np.int32) if SL is None else np.ascontiguousarray(SL)
+    return np.full(X.shape[1], X.shape[0], np.int32) if SL is None else flat(SL)
 
 
 def _input(array: Array | None, dtype: np.dtype[Any]) -> Array:

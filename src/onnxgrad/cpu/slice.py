@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from onnxgrad.cpu.core.halves import load, store, zero
+from onnxgrad.cpu.core.halves import flat, load, store, zero
 from onnxgrad.cpu.core.jit import inlined, int64, native
 from onnxgrad.cpu.core.parallel import parallel
 from onnxgrad.memory import GIVEN, ZEROS
@@ -33,7 +33,7 @@ def slice_grad(
     if dX.size == 0 or (zeroed and dY.size == 0):
         return
     carrier = CARRIERS[dX.itemsize]
-    terms: Array = np.require(dY, requirements=["C", "A"]).view(carrier).reshape(-1)
+    terms: Array = flat(dY).view(carrier)
     result: Array = dX.view(carrier).reshape(-1)
     *outer, (dim, last) = _merge(list(zip(dX.shape, ranges_of(dX, starts, ends, axes, steps), strict=True)))
     # One row per dimension but the last: length in dX, start, step, length in dY, stride in dY.

@@ -1,6 +1,7 @@
 """GatherGrad: the gradient of Gather."""
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -42,5 +43,6 @@ def gather_grad(shape: Shape32, indices: Index, dY: T, axis: int = 0) -> T:
     check_indices(indices, dims[axis])
     outer, size, inner = math.prod(dims[:axis]), dims[axis], math.prod(dims[axis + 1 :])
     dX = np.zeros((outer, size, inner), accumulator(dY.dtype))
-    np.add.at(dX, (slice(None), indices.ravel()), dY.astype(dX.dtype).reshape(outer, indices.size, inner))
+    where: Any = (slice(None), indices.ravel())
+    np.add.at(dX, where, dY.astype(dX.dtype).reshape(outer, indices.size, inner))
     return dX.astype(dY.dtype).reshape(dims)

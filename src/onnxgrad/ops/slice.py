@@ -19,6 +19,10 @@ class Range(NamedTuple):
     step: int
     length: int
 
+    def as_slice(self) -> slice:
+        end = self.start + self.step * self.length
+        return slice(self.start, end if end >= 0 else None, self.step)  # a negative end would count from the end
+
 
 def slice_ranges(
     dims: Sequence[int],
@@ -118,8 +122,5 @@ def slice_grad(
     """
     dX = np.zeros(shape.tolist(), dY.dtype)
     ranges = ranges_of(dX, starts, ends, axes, steps)
-    ends_before = [r.start + r.step * r.length for r in ranges]  # -1 would count from the end, hence None
-    dX[tuple(slice(r.start, end if end >= 0 else None, r.step) for r, end in zip(ranges, ends_before, strict=True))] = (
-        dY
-    )
+    dX[tuple(r.as_slice() for r in ranges)] = dY
     return dX

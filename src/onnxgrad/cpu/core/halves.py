@@ -23,10 +23,25 @@ _VIEWS = {
 INT16, INT32, FLOAT = ir.IntType(16), ir.IntType(32), ir.FloatType()
 
 
+class _Bytes:
+    """The memory of an array, as bytes that may be written; keeps the array alive."""
+
+    def __init__(self, array: Array) -> None:
+        self.array = array
+        data = (array.ctypes.data, False)
+        self.__array_interface__ = {"shape": (array.nbytes,), "typestr": "|u1", "data": data, "version": 3}
+
+
 def flat(array: Array) -> Array:
-    """The array's elements in C order, one-dimensional, in a type that `load` and `store` take."""
-    contiguous = np.require(array, requirements=["C", "A"])  # Numba would compile anew for unaligned memory
-    return contiguous.view(_VIEWS.get(array.dtype, array.dtype)).reshape(-1)
+    """The array's elements in C order, one-dimensional, in a type that `load` and `store` take.
+
+    Numba would compile every kernel anew for unaligned and for read-only memory. The first is copied; of the second it
+    gets a view that does not say so, since kernels do not write to their inputs.
+    """
+    regular: Array = np.require(array, requirements=["C", "A"])
+    if not regular.flags.writeable:
+        regular = np.asarray(_Bytes(regular)).view(array.dtype)
+    return regular.view(_VIEWS.get(array.dtype, array.dtype)).reshape(-1)
 
 
 def _format(array: Any) -> str:
