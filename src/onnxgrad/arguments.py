@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
@@ -106,11 +105,13 @@ def _one_dimension(entry: Input, array: Array) -> Array:
 
 def _to_shape(entry: Input, value: Any) -> Array:
     """A shape as int64, whatever integers it came in."""
-    if value.__class__ is list or value.__class__ is tuple:
-        with contextlib.suppress(ValueError):  # the usual case, quickly; what is wrong with another, below
+    if value.__class__ is list or value.__class__ is tuple:  # the usual case, quickly
+        try:
             array: Array = np.array(value)
             if array.dtype == NATIVE_INT64 and array.ndim == 1 and min(value) >= 0:
                 return array
+        except ValueError:
+            pass  # ragged: said below
     if value is None:
         _refuse_absent(entry)
     array = _to_array(entry, value)

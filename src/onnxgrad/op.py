@@ -118,27 +118,36 @@ class Op(Generic[P, R]):
     def _run(self, out: Sequence[Array | None] | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> R:
         try:
             inputs, attributes, wanted = self._bind(args, kwargs)
-            if self.longest is not None and out is None:
-                shapes = self.longest(*inputs, **attributes)
-            else:
-                shapes = self._output_shapes(inputs, attributes)
-            dtypes = self._output_dtypes(inputs)
-            kernel = self.kernel("cpu")
+            kernel = self._kernels.get("cpu") or self.kernel("cpu")
             results: tuple[Array | None, ...]
-            if out is not None:
-                results = arguments.check_out(out, self._output_names, shapes, dtypes, wanted, inputs)
-            else:
-                asked = [wanted is None or name in wanted for name in self._output_names]
-                made = [allocate(s, d) if a else (None, GIVEN) for a, s, d in zip(asked, shapes, dtypes, strict=True)]
-                results = tuple(array for array, _ in made)
-                if self._kernel_asks_for_memory:
-                    attributes["memory"] = made[0][1]
-            lengths = kernel(*inputs, *results, **attributes)
             if self.longest is not None and out is None:
-                results = tuple(a if a is None else a[:n] for a, n in zip(results, lengths, strict=True))
+                room = [np.empty(n, np.int64) for n in self.longest(*inputs, **attributes)]
+                filled = kernel(*inputs, *room, **attributes)
+                results = tuple(array[:length] for array, length in zip(room, filled, strict=True))
+            else:
+                results = self._results(out, inputs, attributes, wanted)
+                kernel(*inputs, *results, **attributes)
         except (TypeError, ValueError, IndexError, MemoryError) as error:
             raise self._named(error) from None
         return results[0] if len(results) == 1 else results  # type: ignore[return-value]
+
+    def _results(
+        self,
+        out: Sequence[Array | None] | None,
+        inputs: Sequence[Array | None],
+        attributes: dict[str, Any],
+        wanted: frozenset[str] | None,
+    ) -> tuple[Array | None, ...]:
+        """The arrays to write to, the caller's or new ones; a kernel that asks for it is told what they are."""
+        shapes = self._output_shapes(inputs, attributes)
+        dtypes: list[np.dtype[Any]] = [inputs[source].dtype for source in self._dtype_sources]  # type: ignore[union-attr]
+        if out is not None:
+            return arguments.check_out(out, self._output_names, shapes, dtypes, wanted, inputs)
+        asked = [wanted is None or name in wanted for name in self._output_names]
+        made = [allocate(s, d) if a else (None, GIVEN) for a, s, d in zip(asked, shapes, dtypes, strict=True)]
+        if self._kernel_asks_for_memory:
+            attributes["memory"] = made[0][1]
+        return tuple(array for array, _ in made)
 
     def _named(self, error: Exception) -> Exception:
         """The same error, its sentence opening with the operator's name."""
@@ -150,11 +159,11 @@ class Op(Generic[P, R]):
     ) -> tuple[list[Array | None], dict[str, Any], frozenset[str] | None]:
         """Names every argument, turns inputs into arrays and checks them."""
         values = arguments.bind(self._order, self._by_position, self._defaults, args, kwargs)
-        count = len(self.inputs)
         inputs = arguments.to_arrays(self.inputs, values)
-        attributes = {
-            a.name: arguments.to_attribute(a, v) for a, v in zip(self.attributes, values[count:], strict=False)
-        }
+        attributes = {}
+        if self.attributes:
+            settings = zip(self.attributes, values[len(inputs) :], strict=False)
+            attributes = {a.name: arguments.to_attribute(a, value) for a, value in settings}
         wanted = arguments.to_output_names(values[-1], self._output_names) if self.chooses_outputs else None
         return inputs, attributes, wanted
 
@@ -170,9 +179,6 @@ class Op(Generic[P, R]):
         for name, shape in zip(self._output_names, shapes, strict=True):
             arguments.check_size(name, shape)
         return shapes
-
-    def _output_dtypes(self, inputs: Sequence[Array | None]) -> list[np.dtype[Any]]:
-        return [inputs[position].dtype for position in self._dtype_sources]  # type: ignore[union-attr]
 
 
 def op(
@@ -191,8 +197,8 @@ def op(
     `outputs`, which lets a caller name the results wanted. `outputs` names the results ("HFinal?" may be absent).
     `shape` maps what is known of the inputs (schema.Known) and the attributes to the outputs' shapes, and raises
     ValueError where they contradict each other; a call and onnx's shape inference both use it. Where shapes depend on
-    values, `longest` maps the inputs to shapes that are large enough, and the kernel returns the lengths it
-    filled. `check_values` raises for values that no input may have.
+    values, `longest` maps the inputs to lengths that are enough for the outputs, which are vectors of int64, and the
+    kernel returns the lengths it filled. `check_values` raises for values that no input may have.
     """
 
     def declare(body: Callable[P, R]) -> Op[P, R]:

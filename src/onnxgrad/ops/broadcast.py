@@ -39,9 +39,9 @@ def _shape_rule(a_shape: Known, b_shape: Known) -> tuple[tuple[Dim], tuple[Dim]]
     return (len(a_axes),), (len(b_axes),)
 
 
-def _longest(a_shape: Array, b_shape: Array) -> tuple[tuple[int], tuple[int]]:
+def _longest(a_shape: Array, b_shape: Array) -> tuple[int, int]:
     rank = max(a_shape.size, b_shape.size)
-    return (rank,), (rank,)
+    return rank, rank
 
 
 @op("BroadcastGradientArgs", outputs=("a_axes?", "b_axes?"), shape=_shape_rule, longest=_longest)

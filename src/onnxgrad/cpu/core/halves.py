@@ -38,10 +38,12 @@ def flat(array: Array) -> Array:
     Numba would compile every kernel anew for unaligned and for read-only memory. The first is copied; of the second it
     gets a view that does not say so, since kernels do not write to their inputs.
     """
-    regular: Array = np.require(array, requirements=["C", "A"])
-    if not regular.flags.writeable:
-        regular = np.asarray(_Bytes(regular)).view(array.dtype)
-    return regular.view(_VIEWS.get(array.dtype, array.dtype)).reshape(-1)
+    if not array.flags.carray:
+        array = np.require(array, requirements=["C", "A"])
+        if not array.flags.writeable:
+            array = np.asarray(_Bytes(array)).view(array.dtype)
+    view = _VIEWS.get(array.dtype)
+    return array.reshape(-1) if view is None else array.view(view).reshape(-1)
 
 
 def _format(array: Any) -> str:
