@@ -8,8 +8,8 @@ from onnxgrad.cpu.core.jit import native
 from onnxgrad.cpu.core.parallel import parallel
 from onnxgrad.tensor_types import Array
 
-DEPTH = 256  # rows of a and b at a time; fixed, since it orders the additions
-HEIGHT, WIDTH = 192, 384  # of the product, in one task
+DEPTH = 192  # rows of a and b at a time; fixed, since it orders the additions
+HEIGHT, WIDTH = 384, 384  # of the product, in one task
 ZERO_ROW = -1  # a row of zeros, in place of a row's number
 SUMMED_COLUMNS = 64
 
@@ -37,6 +37,13 @@ def gather_row(
 
 
 @native
+def even_share(total: int, parts: int, unit: int) -> int:
+    """How much each of `parts` takes of `total`, in whole units."""
+    share = (total + parts - 1) // parts
+    return (share + unit - 1) // unit * unit
+
+
+@native
 def _outer_tile(
     number: int,
     a: Array,
@@ -52,9 +59,11 @@ def _outer_tile(
     tall: int,
     gemm: int,
 ) -> None:
+    panel = panel_width(c)
     across = (width + WIDTH - 1) // WIDTH
-    top, left = number // across * tall, number % across * WIDTH
-    m, n, panel = min(tall, height - top), min(WIDTH, width - left), panel_width(c)
+    wide = even_share(width, across, panel)
+    top, left = number // across * tall, number % across * wide
+    m, n = min(tall, height - top), max(0, min(wide, width - left))
     packed_a = np.empty((m + ROWS - 1) // ROWS * ROWS * DEPTH, c.dtype)
     packed_b = np.empty(packed_size(c, DEPTH, n), c.dtype)
     at = aligned(packed_b)
@@ -63,10 +72,16 @@ def _outer_tile(
         depth = min(DEPTH, rows.size - k)
         pack(a, a_start + k * a_row + top, a_row, 1, depth, m, ROWS, packed_a, 0)
         for i in range(depth):
+            row = rows[k + i]
             for column in range(0, n, panel):
                 place, taken = at + column * depth + i * panel, min(panel, n - column)
-                gather_row(b, first, rows[k + i], width, left + column, taken, packed_b, place)
-                zero(packed_b, place + taken, place + panel)
+                if row >= 0 and taken == panel:
+                    source = row * width + left + column
+                    for j in range(panel):
+                        store(packed_b, place + j, load(b, source + j))
+                else:
+                    gather_row(b, first, row, width, left + column, taken, packed_b, place)
+                    zero(packed_b, place + taken, place + panel)
         multiply(gemm, packed_a, 0, PACKED, m, packed_b, at, depth, depth, n, c, target, width, k > 0)
 
 
