@@ -9,7 +9,7 @@ import math
 import numpy as np
 
 from onnxgrad.cpu.core.halves import flat, is_half, load, store, zero
-from onnxgrad.cpu.core.indices import find_bad_index, refuse_bad
+from onnxgrad.cpu.core.indices import find_bad_index, refuse_bad, wrapped
 from onnxgrad.cpu.core.jit import inlined, int64, native
 from onnxgrad.cpu.core.parallel import parallel
 from onnxgrad.memory import GIVEN, ZEROS
@@ -83,22 +83,29 @@ def _in_range(row: int, size: int) -> bool:
 def _add(dY: Array, indices: Array, sums: Array, y: int, x: int, layout: tuple[int, ...]) -> bool:
     """sums[x + row · x_step + j] += dY[y + i · y_step + j], for the rows that indices name and this unit owns.
 
-    False if an index is out of range. Tested here, in passing, it costs less than half of a pass of its own. Most
-    indices are not negative, and a branch that is hardly ever taken is cheaper than counting from the end for all.
+    False, and nothing added, if an index is out of range.
     """
     size, first, rows, count, width, y_step, x_step = layout
-    good = True
-    for i in range(count):
+    lowest, highest = int64(0), int64(-1)
+    for i in range(count):  # on vectors, and it brings the indices into the cache
         for j in range(width):
-            row = int64(load(indices, y + i * y_step + j))
-            if not _in_range(row, size):
-                row += size
-            if _in_range(row - first, rows):
-                at = x + (row - first) * x_step + j
+            lowest = min(lowest, int64(load(indices, y + i * y_step + j)))
+            highest = max(highest, int64(load(indices, y + i * y_step + j)))
+    if lowest < -size or highest >= size:
+        return False
+    if rows == size and lowest == 0:
+        for i in range(count):
+            for j in range(width):
+                at = x + int64(load(indices, y + i * y_step + j)) * x_step + j
                 store(sums, at, load(sums, at) + load(dY, y + i * y_step + j))
-            elif not _in_range(row, size):
-                good = False
-    return good
+    else:
+        for i in range(count):
+            for j in range(width):
+                row = wrapped(load(indices, y + i * y_step + j), size) - first
+                if _in_range(row, rows):
+                    at = x + row * x_step + j
+                    store(sums, at, load(sums, at) + load(dY, y + i * y_step + j))
+    return True
 
 
 @inlined

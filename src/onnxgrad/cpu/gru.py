@@ -11,6 +11,7 @@ from onnxgrad.cpu.core.gemm import ROWS, gemm_address
 from onnxgrad.cpu.core.gru_backward import gru_backward
 from onnxgrad.cpu.core.gru_forward import gru_forward
 from onnxgrad.cpu.core.halves import flat
+from onnxgrad.memory import allocate
 from onnxgrad.ops.gru import DIRECTIONS, chosen_activations
 from onnxgrad.tensor_types import Array, accumulator
 from onnxgrad.threads import get_num_threads, launch
@@ -92,6 +93,7 @@ def gru_grad(
         _lengths(X, SL),
         *(_input(a, X.dtype) for a in (Ht0, HAll, ZRH, dHAll, dHFinal)),
         *results,
+        *_workspace(X, R),
         tuple(a is not None for a in outputs),
         codes,
         parameters,
@@ -116,6 +118,12 @@ def _activations(
     attributes: dict[str, Any] = {"direction": direction, "activations": names}
     chosen = chosen_activations({**attributes, "activation_alpha": alphas, "activation_beta": betas})
     return np.array([CODES[c.name] for c in chosen]), np.array([(c.alpha, c.beta) for c in chosen])
+
+
+def _workspace(X: Array, R: Array) -> tuple[Array, Array]:
+    """The two buffers of gru_backward, for all steps and rows of one direction."""
+    rows, hidden, dtype = X.shape[0] * X.shape[1], R.shape[2], accumulator(X.dtype)
+    return allocate((rows * 3 * hidden,), dtype)[0], allocate((rows * hidden,), dtype)[0]
 
 
 def _lengths(X: Array, SL: Array | None) -> Array:

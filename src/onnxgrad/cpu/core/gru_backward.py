@@ -293,6 +293,8 @@ def gru_backward(
     dR: Array,
     dB: Array,
     dH0: Array,
+    deltas: Array,
+    aside: Array,
     wanted: tuple[bool, bool, bool, bool, bool],
     codes: Array,
     parameters: Array,
@@ -308,7 +310,6 @@ def gru_backward(
     """Everything one-dimensional, in float32 or float64; what is absent or not wanted is an empty array."""
     steps, batch, inputs, hidden, directions = sizes
     rows = steps * batch
-    deltas, aside = np.empty(rows * 3 * hidden, X.dtype), np.empty(rows * hidden, X.dtype)
     nothing = np.empty(0, X.dtype)
     origin = int64(0)  # a literal 0 would be a type of its own, and every callee compiled once more for it
     tasks = (rows + BLOCK_ROWS - 1) // BLOCK_ROWS
