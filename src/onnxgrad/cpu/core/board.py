@@ -1,8 +1,8 @@
 """A board on which a running kernel posts its tasks, and on which helping threads look for them.
 
 The kernel's thread opens the board, helpers enter, everyone draws tasks until none is left, the kernel closes the
-board and waits for those still inside. It is all native code: no lock of Python's, a microsecond instead of twenty
-five, and nothing that a KeyboardInterrupt could cut short.
+board and waits for those still inside. It is all native code: Python's lock is not needed between two rounds of tasks,
+and there is nothing that a KeyboardInterrupt could cut short.
 """
 
 import ctypes
