@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from bench.peers import Side
 
-ROUNDS, FEWEST_ROUNDS = 15, 7
-# A round of all sides that takes longer than this is repeated FEWEST_ROUNDS times only.
-LONG_ROUND_SECONDS = 2.0
+ROUNDS = 21
+# A side whose one call takes longer than this sits out four rounds of five, so that the others get all of theirs.
+SLOW_CALL_SECONDS, SITS_OUT = 1.0, 5
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,12 @@ class Effort:
     """How long to measure."""
 
     rounds: int
-    fewest_rounds: int
     seconds_per_side: float
 
 
-FULL = Effort(ROUNDS, FEWEST_ROUNDS, 1.2)
-SHORTER = Effort(ROUNDS, FEWEST_ROUNDS, 0.6)  # where no bar waits
-QUICK = Effort(3, 2, 0.1)  # to look at while working on a kernel
+FULL = Effort(ROUNDS, 1.5)
+SHORTER = Effort(11, 0.5)  # where no bar waits
+QUICK = Effort(3, 0.1)  # to look at while working on a kernel
 
 
 def time_sides(
@@ -43,14 +42,14 @@ def time_sides(
     """
     names = list(sides)
     seconds = effort.seconds_per_side / effort.rounds
-    estimates = [sides[name].turn(seconds / 4) for name in names]
-    round_seconds = sum(max(seconds, turn.seconds / turn.calls) for turn in estimates)
-    rounds = effort.rounds if round_seconds < LONG_ROUND_SECONDS else effort.fewest_rounds
+    estimates = {name: sides[name].turn(seconds / 4) for name in names}
+    slow = {name for name, turn in estimates.items() if turn.seconds / turn.calls > SLOW_CALL_SECONDS}
     per_call: dict[str, list[float]] = {name: [] for name in names}
-    for number in range(rounds):
+    for number in range(effort.rounds):
         first = number % len(names)
         for name in names[first:] + names[:first]:
-            turn = sides[name].turn(seconds)
-            per_call[name].append(turn.seconds / turn.calls * 1e3)
-            on_turn(1 / (rounds * len(names)))
+            if name not in slow or number % SITS_OUT == 0:
+                turn = sides[name].turn(seconds)
+                per_call[name].append(turn.seconds / turn.calls * 1e3)
+            on_turn(1 / (effort.rounds * len(names)))
     return {name: Timing(min(times), statistics.median(times)) for name, times in per_call.items()}
