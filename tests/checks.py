@@ -1,6 +1,7 @@
 """The one harness: a kernel against its definition in float64, with the only table of tolerances."""
 
 import inspect
+import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,10 +10,12 @@ from unittest import mock
 
 import ml_dtypes
 import numpy as np
-import pytest
 
 import onnxgrad
 from onnxgrad import memory, threads
+
+# Where the kernels under test run: "cpu", or "cuda" and "interpreter", where tensors of torch go in and come out.
+DEVICE = os.environ.get("ONNXGRAD_TEST_DEVICE", "cpu")
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 FLOATS = [np.dtype(t) for t in (np.float16, np.float32, np.float64)] + [BFLOAT16]
@@ -118,13 +121,35 @@ def poisoned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
 
 def check(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Runs the kernel in every way there is and compares with the definition; gives the plain call's result."""
+    if DEVICE != "cpu" and not all(i.constraint.on_host for i in op.inputs):
+        from tests.gpu import check_on_gpu
+
+        return check_on_gpu(op, args, kwargs)
     inputs = [a for a in (*args, *kwargs.values()) if isinstance(a, np.ndarray)]
     before = [a.tobytes() for a in inputs]
     expected, bounds = expect(op, *args, **kwargs)
-    dtype = _result_dtype(op, args, kwargs)
+    dtype = result_dtype(op, args, kwargs)
     with mock.patch.object(threads, "WORTH_SHARING", 0):
         result = op(*args, **kwargs)
     results = as_tuple(result)
+    assert_as_expected(op, results, expected, bounds, dtype)
+    for count in (1, 2):
+        out = [None if e is None else poisoned(e.shape, dtype) for e in expected]
+        with on_threads(count):
+            given = as_tuple(op.into(out, *args, **kwargs))
+        for output, mine, theirs, wanted in zip(op.outputs, out, given, results, strict=True):
+            assert mine is theirs, f"{output.name} is not the array passed in"
+            assert wanted is None or same_bits(mine, wanted), f"{output.name} differs on {count} threads"
+    _check_own_pages(op, args, kwargs, results)
+    for array, content in zip(inputs, before, strict=True):
+        assert array.tobytes() == content, f"{op.name} changed an input"
+    return result
+
+
+def assert_as_expected(
+    op: Any, results: tuple[Any, ...], expected: tuple[Any, ...], bounds: tuple[Any, ...], dtype: np.dtype[Any]
+) -> None:
+    """Every result is there, of the right type and shape, and near enough."""
     assert len(results) == len(expected), f"{op.name} gave {len(results)} results, expected {len(expected)}"
     for output, actual, wanted, bound in zip(op.outputs, results, expected, bounds, strict=True):
         if wanted is None:
@@ -137,17 +162,6 @@ def check(op: Any, *args: Any, **kwargs: Any) -> Any:
             assert same_bits(actual, wanted), f"{output.name} is {actual!r}, expected {wanted!r}"
         else:
             assert_close(actual, wanted, bound, f"{op.name} {output.name}")
-    for count in (1, 2):
-        out = [None if e is None else poisoned(e.shape, dtype) for e in expected]
-        with on_threads(count):
-            given = as_tuple(op.into(out, *args, **kwargs))
-        for output, mine, theirs, wanted in zip(op.outputs, out, given, results, strict=True):
-            assert mine is theirs, f"{output.name} is not the array passed in"
-            assert wanted is None or same_bits(mine, wanted), f"{output.name} differs on {count} threads"
-    _check_own_pages(op, args, kwargs, results)
-    for array, content in zip(inputs, before, strict=True):
-        assert array.tobytes() == content, f"{op.name} changed an input"
-    return result
 
 
 def _check_own_pages(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], expected: tuple[Any, ...]) -> None:
@@ -166,7 +180,8 @@ def _check_own_pages(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], exp
             del results, actual
 
 
-def _result_dtype(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> np.dtype[Any]:
+def result_dtype(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> np.dtype[Any]:
+    """The type of an operator's results, which is that of an input."""
     bound = inspect.signature(op.body).bind(*args, **kwargs).arguments
     variable = op.outputs[0].constraint.name
     for entry in op.inputs:
@@ -191,7 +206,7 @@ def _sums(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Expected:
         wide = [in_float64(a) for a in args]
         return op.definition(*[change(w) if w is not a else a for w, a in zip(wide, args, strict=True)], **kwargs)
 
-    precision = PRECISION[_result_dtype(op, args, kwargs)]
+    precision = PRECISION[result_dtype(op, args, kwargs)]
     args = tuple(a.astype(a.dtype.newbyteorder("="), copy=True) if in_float64(a) is not a else a for a in args)
     expected, terms, absolute = of(lambda x: x), of(np.ones_like), of(lambda x: np.where(np.isfinite(x), np.abs(x), 0))
     bound = bound_of_sum(precision, terms, absolute) + bound_of_sum(REFERENCE, terms, absolute)
@@ -200,7 +215,7 @@ def _sums(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Expected:
 
 def _recurrence(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Expected:
     """What nudging the inputs by the rounding of the longest sum does, measured."""
-    precision = PRECISION[_result_dtype(op, args, kwargs)]
+    precision = PRECISION[result_dtype(op, args, kwargs)]
     (S, N, inputs), (D, gates, hidden) = args[0].shape, args[2].shape
     nudge = precision.unit * np.sqrt(max(inputs + 2 * hidden, D * gates, S * N))
     wide = [in_float64(a) for a in args]
@@ -237,6 +252,8 @@ _EXPECTED: dict[str, Callable[..., Expected]] = {
 
 def raises(error: type[Exception], text: str) -> Any:
     """Expects this very type and this very text."""
+    import pytest
+
     return pytest.raises(error, match=f"^{re.escape(text)}$", check=lambda raised: type(raised) is error)
 
 
@@ -249,6 +266,11 @@ def check_refused(
     op: Any, error: type[Exception], text: str, *args: Any, out: Any = None, kernel: bool = True, **kwargs: Any
 ) -> None:
     """The definition, the call and `into` all raise exactly this sentence, and `into` writes nothing."""
+    if DEVICE != "cpu" and kernel and not all(i.constraint.on_host for i in op.inputs):
+        from tests.gpu import check_refused_on_gpu
+
+        check_refused_on_gpu(op, error, text, args, kwargs, out)
+        return
     outs = as_tuple(poisoned((1,), np.dtype(np.float32)) if out is None else out)
     before = [None if o is None else o.tobytes() for o in outs]
     calls: list[Callable[[], Any]] = [lambda: op.definition(*args, **kwargs)]

@@ -75,7 +75,7 @@ def to_arrays(declared: Sequence[Input], values: Sequence[Any]) -> list[Array | 
 
 def _refuse_absent(entry: Input) -> None:
     if not entry.optional:
-        raise TypeError(f"{entry.name} is None, expected an array of {_list_types(entry)}")
+        raise TypeError(f"{entry.name} is None, expected an array of {list_types(entry)}")
 
 
 def _to_array(entry: Input, value: Any) -> Array:
@@ -85,12 +85,12 @@ def _to_array(entry: Input, value: Any) -> Array:
     elif constraint.dtypes[0].kind == "i":
         return _one_dimension(entry, _integers(entry.name, value))  # its width is settled by its companions
     else:
-        raise TypeError(f"{entry.name} is a {type(value).__name__}, expected a NumPy array of {_list_types(entry)}")
+        raise TypeError(f"{entry.name} is a {type(value).__name__}, expected a NumPy array of {list_types(entry)}")
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     array = _one_dimension(entry, array)
     if array.dtype not in constraint.dtypes and not (constraint.name == "I" and array.dtype.kind in "iu"):
-        raise TypeError(f"{entry.name} is {array.dtype}, expected {_list_types(entry)}")
+        raise TypeError(f"{entry.name} is {array.dtype}, expected {list_types(entry)}")
     return array
 
 
@@ -230,18 +230,25 @@ def check_indices(indices: Array, size: int) -> None:
     """Refuses the first index outside [-size, size-1]."""
     bad = (indices < -size) | (indices >= size)
     if bad.any():
-        raise index_error(indices, int(np.argmax(bad)), size)
+        position = int(np.argmax(bad))
+        raise index_error(indices.shape, position, indices.flat[position], size)
 
 
-def index_error(indices: Array, position: int, size: int) -> IndexError:
-    """The sentence for a bad index at a flat position."""
-    where = [int(i) for i in np.unravel_index(position, indices.shape)]
+def index_error(shape: Sequence[int], position: int, value: int, size: int) -> IndexError:
+    """The sentence for a bad index at a flat position of indices of that shape."""
+    where = [int(i) for i in np.unravel_index(position, shape)]
     name = f"indices{where}" if where else "indices"
     if size == 0:
-        return IndexError(f"{name} is {indices.flat[position]}, expected none: the axis has no elements")
-    return IndexError(f"{name} is {indices.flat[position]}, expected {-size} to {size - 1}")
+        return IndexError(f"{name} is {value}, expected none: the axis has no elements")
+    return IndexError(f"{name} is {value}, expected {-size} to {size - 1}")
 
 
-def _list_types(entry: Input) -> str:
+def length_error(position: int, value: int, steps: int) -> ValueError:
+    """The sentence for a bad length of a sequence."""
+    return ValueError(f"SL[{position}] is {value}, expected 0 to {steps}, the number of steps")
+
+
+def list_types(entry: Input) -> str:
+    """The types an input may have, in words."""
     names = [str(d) for d in entry.constraint.dtypes]
     return " or ".join(names) if len(names) < 3 else ", ".join(names[:-1]) + " or " + names[-1]

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Generic, ParamSpec, TypeVar, Union, get_args,
 import numpy as np
 
 from onnxgrad import arguments
+from onnxgrad.frameworks import any_on_gpu, in_kind, is_foreign, to_numpy
 from onnxgrad.memory import GIVEN, allocate
 from onnxgrad.schema import Known, register
 from onnxgrad.tensor_types import Array, TypeConstraint
@@ -78,7 +79,7 @@ class Op(Generic[P, R]):
         self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
         self._output_names = [output.name for output in self.outputs]
         # Each output has the type of the first required input that shares its type variable.
-        self._dtype_sources = [
+        self.dtype_sources = [
             next(k for k, i in enumerate(self.inputs) if i.constraint.name == o.constraint.name and not i.optional)
             for o in self.outputs
         ]
@@ -90,17 +91,25 @@ class Op(Generic[P, R]):
         return f"<operator {self.domain}::{self.name}>"
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Runs the operator on arrays of any framework, on the CPU or a GPU; the results are of the same kind.
+
+        Besides its own arguments every operator takes two that say how to run on a GPU and change nothing on a CPU:
+        `check=False` does not wait to learn whether an index was out of range (such an index is ignored), and
+        `deterministic=False` allows a faster kernel whose sums may differ in their last bits from run to run.
+        """
         return self._run(None, args, kwargs)
 
-    def into(self, out: Array | Sequence[Array | None], *args: P.args, **kwargs: P.kwargs) -> R:
+    def into(self, out: Any, *args: P.args, **kwargs: P.kwargs) -> R:
         """Like a call, but writes into `out`: C-contiguous arrays of the right shape and type, one per output."""
-        return self._run((out,) if isinstance(out, np.ndarray) else out, args, kwargs)
+        return self._run((out,) if isinstance(out, np.ndarray) or is_foreign(out) else out, args, kwargs)
 
     def definition(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs the NumPy body that says what the operator means, after the same checks as a call."""
         try:
-            inputs, attributes, wanted = self._bind(args, kwargs)
-            self._output_shapes(inputs, attributes)
+            values = arguments.bind(self._order, self._by_position, self._defaults, args, kwargs)
+            inputs = arguments.to_arrays(self.inputs, values)
+            attributes, wanted = self._settings(values)
+            self._checked_shapes(inputs, attributes)
             if self.chooses_outputs:
                 attributes = {**attributes, "outputs": wanted}
             return self.body(*inputs, **attributes)  # type: ignore[arg-type]
@@ -112,24 +121,51 @@ class Op(Generic[P, R]):
         if backend not in self._kernels:
             module = importlib.import_module(f"onnxgrad.{backend}.{self.module}")
             self._kernels[backend] = getattr(module, self.function_name)
-            self._kernel_asks_for_memory = "memory" in inspect.signature(self._kernels[backend]).parameters
+            if backend == "cpu":
+                self._kernel_asks_for_memory = "memory" in inspect.signature(self._kernels[backend]).parameters
         return self._kernels[backend]
 
-    def _run(self, out: Sequence[Array | None] | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> R:
+    def _run(self, out: Sequence[Any] | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> R:
         try:
-            inputs, attributes, wanted = self._bind(args, kwargs)
-            kernel = self._kernels.get("cpu") or self.kernel("cpu")
-            results: tuple[Array | None, ...]
-            if self.longest is not None and out is None:
-                room = [np.empty(n, np.int64) for n in self.longest(*inputs, **attributes)]
-                filled = kernel(*inputs, *room, **attributes)
-                results = tuple(array[:length] for array, length in zip(room, filled, strict=True))
+            how, kwargs = _how_to_run(kwargs)
+            values = arguments.bind(self._order, self._by_position, self._defaults, args, kwargs)
+            like = next((v for v in values if v.__class__ is not np.ndarray and is_foreign(v)), None)
+            results: tuple[Any, ...]
+            if like is None:
+                results = self._run_on_cpu(out, values)
+            elif any_on_gpu(values) and not all(i.constraint.on_host for i in self.inputs):
+                results = self._run_on_gpu(out, values, *how)
             else:
-                results = self._results(out, inputs, attributes, wanted)
-                kernel(*inputs, *results, **attributes)
+                arrays = [to_numpy(v) if is_foreign(v) else v for v in values]
+                given = None if out is None else [to_numpy(o) if is_foreign(o) else o for o in out]
+                results = tuple(r if r is None else in_kind(r, like) for r in self._run_on_cpu(given, arrays))
         except (TypeError, ValueError, IndexError, MemoryError) as error:
             raise self._named(error) from None
         return results[0] if len(results) == 1 else results  # type: ignore[return-value]
+
+    def _run_on_cpu(self, out: Sequence[Array | None] | None, values: Sequence[Any]) -> tuple[Array | None, ...]:
+        inputs = arguments.to_arrays(self.inputs, values)
+        attributes, wanted = self._settings(values)
+        kernel = self._kernels.get("cpu") or self.kernel("cpu")
+        if self.longest is not None and out is None:
+            room = [np.empty(n, np.int64) for n in self.longest(*inputs, **attributes)]
+            filled = kernel(*inputs, *room, **attributes)
+            return tuple(array[:length] for array, length in zip(room, filled, strict=True))
+        results = self._results(out, inputs, attributes, wanted)
+        kernel(*inputs, *results, **attributes)
+        return results
+
+    def _run_on_gpu(
+        self, out: Sequence[Any] | None, values: Sequence[Any], check: bool, deterministic: bool
+    ) -> tuple[Any, ...]:
+        try:
+            from onnxgrad.cuda.core.call import run
+        except ImportError as error:
+            raise MissingLibraryError(
+                f"arrays on a GPU need torch and triton: pip install onnxgrad[cuda] ({error})"
+            ) from None
+        attributes, wanted = self._settings(values)
+        return run(self, out, values, attributes, wanted, check, deterministic)
 
     def _results(
         self,
@@ -139,8 +175,8 @@ class Op(Generic[P, R]):
         wanted: frozenset[str] | None,
     ) -> tuple[Array | None, ...]:
         """The arrays to write to, the caller's or new ones; a kernel that asks for it is told what they are."""
-        shapes = self._output_shapes(inputs, attributes)
-        dtypes: list[np.dtype[Any]] = [inputs[source].dtype for source in self._dtype_sources]  # type: ignore[union-attr]
+        shapes = self._checked_shapes(inputs, attributes)
+        dtypes: list[np.dtype[Any]] = [inputs[source].dtype for source in self.dtype_sources]  # type: ignore[union-attr]
         if out is not None:
             return arguments.check_out(out, self._output_names, shapes, dtypes, wanted, inputs)
         asked = [wanted is None or name in wanted for name in self._output_names]
@@ -154,31 +190,48 @@ class Op(Generic[P, R]):
         error.args = (f"{self.name}: {error.args[0] if error.args else type(error).__name__}",)
         return error
 
-    def _bind(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[list[Array | None], dict[str, Any], frozenset[str] | None]:
-        """Names every argument, turns inputs into arrays and checks them."""
-        values = arguments.bind(self._order, self._by_position, self._defaults, args, kwargs)
-        inputs = arguments.to_arrays(self.inputs, values)
+    def _settings(self, values: Sequence[Any]) -> tuple[dict[str, Any], frozenset[str] | None]:
+        """The attributes, and the outputs wanted."""
         attributes = {}
         if self.attributes:
-            settings = zip(self.attributes, values[len(inputs) :], strict=False)
+            settings = zip(self.attributes, values[len(self.inputs) :], strict=False)
             attributes = {a.name: arguments.to_attribute(a, value) for a, value in settings}
         wanted = arguments.to_output_names(values[-1], self._output_names) if self.chooses_outputs else None
-        return inputs, attributes, wanted
+        return attributes, wanted
 
-    def _output_shapes(self, inputs: Sequence[Array | None], attributes: Mapping[str, Any]) -> list[tuple[int, ...]]:
+    def _checked_shapes(self, inputs: Sequence[Array | None], attributes: Mapping[str, Any]) -> list[tuple[int, ...]]:
         known = [
             None if x is None else Known(x.shape, tuple(x.tolist()) if declared.constraint.on_host else None)
             for x, declared in zip(inputs, self.inputs, strict=True)
         ]
-        rule = self.shape_rule(*known, **attributes)
+        shapes = self.output_shapes(known, attributes)
         if self.check_values is not None:
             self.check_values(*inputs, **attributes)
+        return shapes
+
+    def output_shapes(self, known: Sequence[Known | None], attributes: Mapping[str, Any]) -> list[tuple[int, ...]]:
+        """The shapes of all outputs, for inputs whose own are known; raises where these contradict each other."""
+        rule = self.shape_rule(*known, **attributes)
         shapes = [rule] if len(self.outputs) == 1 else list(rule)
         for name, shape in zip(self._output_names, shapes, strict=True):
             arguments.check_size(name, shape)
         return shapes
+
+
+class MissingLibraryError(ImportError):
+    """A device needs a library that is not installed."""
+
+
+def _how_to_run(kwargs: Mapping[str, Any]) -> tuple[tuple[bool, bool], Mapping[str, Any]]:
+    """(check, deterministic), and the other keyword arguments."""
+    if "check" not in kwargs and "deterministic" not in kwargs:
+        return (True, True), kwargs
+    rest = dict(kwargs)
+    how = rest.pop("check", True), rest.pop("deterministic", True)
+    for name, value in zip(("check", "deterministic"), how, strict=True):
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} is {value!r}, expected True or False")
+    return how, rest
 
 
 def op(

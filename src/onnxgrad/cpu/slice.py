@@ -8,7 +8,7 @@ from onnxgrad.cpu.core.halves import flat, load, store, zero
 from onnxgrad.cpu.core.jit import inlined, int64, native
 from onnxgrad.cpu.core.parallel import parallel
 from onnxgrad.memory import GIVEN, ZEROS
-from onnxgrad.ops.slice import Range, ranges_of
+from onnxgrad.ops.slice import merged_ranges
 from onnxgrad.tensor_types import Array
 from onnxgrad.threads import launch
 
@@ -35,7 +35,7 @@ def slice_grad(
     carrier = CARRIERS[dX.itemsize]
     terms: Array = flat(dY).view(carrier)
     result: Array = dX.view(carrier).reshape(-1)
-    *outer, (dim, last) = _merge(list(zip(dX.shape, ranges_of(dX, starts, ends, axes, steps), strict=True)))
+    *outer, (dim, last) = merged_ranges(dX, starts, ends, axes, steps)
     # One row per dimension but the last: length in dX, start, step, length in dY, stride in dY.
     dims, y_stride = np.empty((len(outer), 5), np.int64), last.length
     for d in reversed(range(len(outer))):
@@ -44,20 +44,6 @@ def slice_grad(
     rows = math.prod(length for length, _ in outer)
     work = (terms, result, dims, (dim, *last), rows, dY.size == 0, zeroed)
     launch(_lay, *work, bytes_touched=dX.nbytes + dY.nbytes)
-
-
-def _merge(dims: list[tuple[int, Range]]) -> list[tuple[int, Range]]:
-    """Neighbouring dimensions joined wherever what is read of them lies in one piece or at one step."""
-    merged = [dims[0]]
-    for dim, taken in dims[1:]:
-        before, outer = merged[-1]
-        if taken == Range(0, 1, dim) and outer.step == 1:
-            merged[-1] = (before * dim, Range(outer.start * dim, 1, outer.length * dim))
-        elif dim == 1 and taken.length == 1:
-            continue
-        else:
-            merged.append((dim, taken))
-    return merged
 
 
 @inlined

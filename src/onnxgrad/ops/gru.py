@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from onnxgrad.activations import Chosen, choose
+from onnxgrad.arguments import length_error
 from onnxgrad.op import op
 from onnxgrad.schema import Dim, Known, agree
 from onnxgrad.tensor_types import Array, Lengths, T, accumulator
@@ -88,7 +89,7 @@ def _grad_shapes(
 def _check_lengths(X: Array, W: Array, R: Array, B: Array | None, SL: Array | None, *rest: Any, **more: Any) -> None:
     if SL is not None and SL.size and (SL.min() < 0 or SL.max() > len(X)):
         worst = int(np.argmax((SL < 0) | (len(X) < SL)))
-        raise ValueError(f"SL[{worst}] is {SL[worst]}, expected 0 to {len(X)}, the number of steps")
+        raise length_error(worst, int(SL[worst]), len(X))
 
 
 def chosen_activations(attributes: dict[str, Any]) -> list[Chosen]:

@@ -45,6 +45,23 @@ def ranges_of(dX: Array, starts: Array, ends: Array, axes: Array | None, steps: 
     return slice_ranges(dX.shape, starts.tolist(), ends.tolist(), *lists)
 
 
+def merged_ranges(
+    dX: Array, starts: Array, ends: Array, axes: Array | None, steps: Array | None
+) -> list[tuple[int, Range]]:
+    """Length and range of each axis, neighbours joined wherever what is read lies in one piece or at one step."""
+    dims = list(zip(dX.shape, ranges_of(dX, starts, ends, axes, steps), strict=True))
+    merged = [dims[0]]
+    for dim, taken in dims[1:]:
+        before, outer = merged[-1]
+        if taken == Range(0, 1, dim) and outer.step == 1:
+            merged[-1] = (before * dim, Range(outer.start * dim, 1, outer.length * dim))
+        elif dim == 1 and taken.length == 1:
+            continue
+        else:
+            merged.append((dim, taken))
+    return merged
+
+
 def _range(start: int, end: int, step: int, dim: int) -> Range:
     if dim == 0:
         return Range(0, 1, 0)

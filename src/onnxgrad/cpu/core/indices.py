@@ -46,4 +46,4 @@ def find_bad_index(indices: Array, size: int, scheduler: int) -> int:
 def refuse_bad(position: int, indices: Array, size: int) -> None:
     """Turns what `find_bad_index` found into an error."""
     if position >= 0:
-        raise index_error(indices, position, size)
+        raise index_error(indices.shape, position, indices.flat[position], size)

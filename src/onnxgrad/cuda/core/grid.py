@@ -1,0 +1,52 @@
+"""Programs of one launch that wait for each other, so that a loop over time needs no launch for each step."""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from onnxgrad.cuda.core.launch import INTERPRETED
+
+SMALLEST = 16  # rows and columns of a tile that tl.dot takes
+
+
+class Tiling(NamedTuple):
+    """How a matrix of states is cut into tiles, and how many programs share them."""
+
+    rows: int
+    columns: int
+    depth: int
+    programs: int
+    warps: int
+
+
+def choose_tiling(rows: int, columns: int, gates: int, device: torch.device) -> Tiling:
+    """Tiles that read least from the second-level cache, as far as there are processors for them.
+
+    A tile of n rows and m columns reads n rows of the states and `gates` · m rows of the weights at every step. One
+    program to a processor at most: they wait for each other, so all of them must be running.
+    """
+    processors = 1 if INTERPRETED else torch.cuda.get_device_properties(device).multi_processor_count
+    best, least = None, 0
+    for n in (16, 32, 64, 128):
+        for m in (16, 32, 64):
+            tiles = triton.cdiv(rows, n) * triton.cdiv(columns, m)
+            cost = triton.cdiv(tiles, processors) * (n + gates * m)
+            if best is None or cost < least:
+                best, least = (n, m, tiles), cost
+    assert best is not None
+    n, m, tiles = best
+    return Tiling(n, m, 64, min(tiles, processors), 4)
+
+
+@triton.jit
+def wait_for_all(counter, meeting, PROGRAMS: tl.constexpr):
+    """Returns once every program has come to this meeting, its writes visible to all; meetings count from 1."""
+    if PROGRAMS > 1:
+        tl.debug_barrier()
+        tl.atomic_add(counter, 1, sem="acq_rel")
+        while tl.load(counter, volatile=True) < meeting * PROGRAMS:
+            pass
+        tl.atomic_add(counter, 0, sem="acq_rel")
+        tl.debug_barrier()

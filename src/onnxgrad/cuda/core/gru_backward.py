@@ -1,0 +1,112 @@
+"""GRUGrad's walk back through time on CUDA: one launch, whose programs meet once or twice a step."""
+
+import triton
+import triton.language as tl
+
+from onnxgrad.cuda.core.activate import slope
+from onnxgrad.cuda.core.grid import wait_for_all
+from onnxgrad.cuda.core.gru_forward import product
+
+
+@triton.jit
+def walk_back(
+    ZRH, dHAll, previous, weights, within, lengths, gradient, deltas, aside, counter,
+    steps, batch, hidden, all_step, f_alpha, f_beta, g_alpha, g_beta,
+    F: tl.constexpr, G: tl.constexpr, LINEAR_BEFORE_RESET: tl.constexpr, BACKWARDS: tl.constexpr,
+    CLIPS: tl.constexpr, HAS_LENGTHS: tl.constexpr, HAS_ALL: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PROGRAMS: tl.constexpr,
+):  # fmt: skip
+    """From the last step to the first, each program for its tiles of the states' gradient.
+
+    `previous` [S·N, H] holds the states before each step, `weights` [H, 3H] is Rᵀ, `within` [S·N, 3H] is 1 where clip
+    cut nothing off, `gradient` [N, H] is that of the state. Written are `deltas` [S·N, 3H]: δz, δr, δh, and `aside`
+    [S·N, H]: δh∘r, having held Hp · Rhᵀ + Rbh, with linear_before_reset; r∘Hp without.
+    """
+    kind = gradient.dtype.element_ty
+    across = tl.cdiv(hidden, COLUMNS)
+    tiles = tl.cdiv(batch, ROWS) * across
+    width = 3 * hidden
+    meeting = 0
+    origin = tl.program_id(0).to(tl.int64) * 0  # all steps together may need 64 bits
+    for s in range(steps):
+        t = origin + (s if BACKWARDS else steps - 1 - s)
+        for tile in range(tl.program_id(0), tiles, PROGRAMS):
+            row = (tile // across) * ROWS + tl.arange(0, ROWS)
+            column = (tile % across) * COLUMNS + tl.arange(0, COLUMNS)
+            inside = (row < batch)[:, None] & (column < hidden)[None, :]
+            own = row[:, None] * hidden + column[None, :]
+            if HAS_LENGTHS:
+                alive = inside & (t < tl.load(lengths + row, row < batch, other=0))[:, None]
+            else:
+                alive = inside
+            gate = ZRH + t * all_step * 3 + row[:, None] * width + column[None, :]
+            z = tl.load(gate, alive, other=0).to(kind)
+            r = tl.load(gate + hidden, alive, other=0).to(kind)
+            h = tl.load(gate + 2 * hidden, alive, other=0).to(kind)
+            through = tl.load(gradient + own, inside, other=0)
+            flow = through
+            if HAS_ALL:
+                flow += tl.load(dHAll + t * all_step + own, alive, other=0).to(kind)
+            side = (t * batch + row)[:, None] * hidden + column[None, :]
+            at = (t * batch + row)[:, None] * width + column[None, :]
+            state = tl.load(previous + side, alive, other=0)
+            δz = flow * (state - h) * slope(F, z, f_alpha, f_beta)
+            δh = flow * (1 - z) * slope(G, h, g_alpha, g_beta)
+            if CLIPS:
+                δz *= tl.load(within + at, inside, other=0)
+                δh *= tl.load(within + at + 2 * hidden, inside, other=0)
+            δz, δh = tl.where(alive, δz, 0), tl.where(alive, δh, 0)
+            tl.store(deltas + at, δz, inside)
+            tl.store(deltas + at + 2 * hidden, δh, inside)
+            tl.store(gradient + own, tl.where(alive, flow * z, through), inside)
+            if LINEAR_BEFORE_RESET:
+                δr = δh * tl.load(aside + side, inside, other=0) * slope(F, r, f_alpha, f_beta)
+                if CLIPS:
+                    δr *= tl.load(within + at + hidden, inside, other=0)
+                tl.store(deltas + at + hidden, tl.where(alive, δr, 0), inside)
+                tl.store(aside + side, δh * r, inside)
+        meeting += 1
+        wait_for_all(counter, meeting, PROGRAMS)
+        step = deltas + t * batch * width
+        if not LINEAR_BEFORE_RESET:
+            for tile in range(tl.program_id(0), tiles, PROGRAMS):
+                row = (tile // across) * ROWS + tl.arange(0, ROWS)
+                column = (tile % across) * COLUMNS + tl.arange(0, COLUMNS)
+                inside = (row < batch)[:, None] & (column < hidden)[None, :]
+                own = row[:, None] * hidden + column[None, :]
+                if HAS_LENGTHS:
+                    alive = inside & (t < tl.load(lengths + row, row < batch, other=0))[:, None]
+                else:
+                    alive = inside
+                flow = product(
+                    step + 2 * hidden, width, weights + 2 * hidden, width, row, column, batch, hidden, hidden,
+                    tl.zeros((ROWS, COLUMNS), kind), DEPTH, PRECISION,
+                )  # fmt: skip
+                gate = ZRH + t * all_step * 3 + row[:, None] * width + column[None, :]
+                r = tl.load(gate + hidden, alive, other=0).to(kind)
+                side = (t * batch + row)[:, None] * hidden + column[None, :]
+                at = (t * batch + row)[:, None] * width + column[None, :]
+                state = tl.load(previous + side, alive, other=0)
+                δr = flow * state * slope(F, r, f_alpha, f_beta)
+                if CLIPS:
+                    δr *= tl.load(within + at + hidden, inside, other=0)
+                tl.store(deltas + at + hidden, tl.where(alive, δr, 0), inside)
+                tl.store(aside + side, r * state, inside)
+                tl.store(gradient + own, tl.load(gradient + own, inside, other=0) + flow * r, inside)
+            meeting += 1
+            wait_for_all(counter, meeting, PROGRAMS)
+        for tile in range(tl.program_id(0), tiles, PROGRAMS):
+            row = (tile // across) * ROWS + tl.arange(0, ROWS)
+            column = (tile % across) * COLUMNS + tl.arange(0, COLUMNS)
+            inside = (row < batch)[:, None] & (column < hidden)[None, :]
+            own = row[:, None] * hidden + column[None, :]
+            total = tl.load(gradient + own, inside, other=0)
+            total = product(
+                step, width, weights, width, row, column, batch, hidden, 2 * hidden, total, DEPTH, PRECISION
+            )
+            if LINEAR_BEFORE_RESET:
+                total = product(
+                    aside + t * batch * hidden, hidden, weights + 2 * hidden, width, row, column, batch, hidden, hidden,
+                    total, DEPTH, PRECISION,
+                )  # fmt: skip
+            tl.store(gradient + own, total, inside)

@@ -1,0 +1,48 @@
+"""Launching a Triton kernel on the device and the stream of its tensors."""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+# Set by TRITON_INTERPRET=1 before the import: kernels then run in Python, on tensors of the CPU.
+INTERPRETED = bool(triton.knobs.runtime.interpret)
+MOST_PROGRAMS = 2**31 - 1  # in the first dimension of a grid, the only one used
+
+
+def launch(kernel: Any, programs: int, *args: Any, num_warps: int = 4, **options: Any) -> None:
+    """Runs `programs` programs of a kernel."""
+    if programs > MOST_PROGRAMS:
+        raise ValueError(f"the tensors are too large for one launch: {programs} programs, at most {MOST_PROGRAMS}")
+    if INTERPRETED:
+        options.pop("launch_cooperative_grid", None)
+    kernel[(programs,)](*args, num_warps=num_warps, **options)
+
+
+def power_of_two(number: int) -> int:
+    """The smallest one that is not less."""
+    return 1 << max(0, number - 1).bit_length()
+
+
+def sums_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The type sums are kept in: float32 for the half types, so that they round once, at the end."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+@triton.jit
+def to_type(x, KIND: tl.constexpr):
+    """x in another type, rounded to nearest even."""
+    return x.to(KIND)
+
+
+if INTERPRETED:
+
+    @triton.jit
+    def to_type(x, KIND: tl.constexpr):
+        """The same; the interpreter itself would cut the bits off that bfloat16 has not."""
+        if KIND == tl.bfloat16:
+            bits = x.to(tl.float32).to(tl.int32, bitcast=True)
+            bits = tl.where(x != x, bits | 0x400000, bits + 0x7FFF + ((bits >> 16) & 1))
+            return (bits >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+        return x.to(KIND)

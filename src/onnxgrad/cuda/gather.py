@@ -1,0 +1,182 @@
+"""GatherGrad on CUDA: the indices are sorted, then every row of dX is summed and written once, in a fixed order.
+
+A row that many indices name would keep one program busy while the rest of the GPU waits. So rows named more than
+`long` times are summed in pieces, each by a program of its own, and the pieces are added up in a last small kernel.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from onnxgrad.cuda.core.indices import BadIndex, keys_offset, sorted_runs
+from onnxgrad.cuda.core.launch import launch, power_of_two, sums_dtype, to_type
+
+WIDE = 256  # elements of a row from which on a program takes one row of dX, or a part of it
+COMBINED = 64  # pieces added up at once
+
+
+class Tiles(NamedTuple):
+    """How dX is cut up: a program writes `rows` × `columns` of it, reading `unroll` rows of dY at once for each."""
+
+    rows: int
+    columns: int
+    unroll: int
+    depth: int  # rows of dY read at once for a piece
+    long: int  # times a row is named before it is summed in pieces of as many
+    warps: int
+
+
+def choose_tiles(size: int, inner: int, outer: int, itemsize: int) -> Tiles:
+    """Measured on an H200; bench/cuda shows what it gives."""
+    if inner >= WIDE:
+        columns = min((256, 512, 1024), key=lambda width: (triton.cdiv(inner, width) * width, -width))
+        return Tiles(1, columns, 4, 4096 // columns, 64, max(1, columns // 128))
+    columns = min(power_of_two(inner * outer), max(8, power_of_two(inner)))
+    rows = min(power_of_two(size), max(1, 2048 // columns))
+    return Tiles(rows, columns, 2, min(32, max(1, 2048 // columns)), 32, 4)
+
+
+def gather_grad(
+    shape: Any, indices: torch.Tensor, dY: torch.Tensor, dX: torch.Tensor, axis: int, bad: BadIndex
+) -> None:
+    axis %= dX.ndim
+    size, count = dX.shape[axis], indices.numel()
+    bad.about(indices, size)
+    if dX.numel() == 0 or count == 0:
+        bad.check(indices, -size, size)
+        dX.zero_()
+        return
+    sum_by_index(indices, dY, dX, math.prod(dX.shape[:axis]), size, math.prod(dX.shape[axis + 1 :]), bad)
+
+
+def sum_by_index(
+    indices: torch.Tensor, dY: torch.Tensor, dX: torch.Tensor, outer: int, size: int, inner: int, bad: BadIndex
+) -> None:
+    """dX[o, indices[k]] = Σ dY[o, k], rows of `inner` elements each."""
+    count = indices.numel()
+    keys, order, bounds = sorted_runs(indices, size, bad)
+    tiles = choose_tiles(size, inner, outer, dX.element_size())
+    wide = inner >= WIDE
+    # Narrow rows of several batches lie side by side in a tile; a wide one is in one batch only.
+    across = outer * triton.cdiv(inner, tiles.columns) if wide else triton.cdiv(outer * inner, tiles.columns)
+    down, chunks = triton.cdiv(size, tiles.rows), triton.cdiv(count, tiles.long)
+    pieces = torch.empty((chunks, 2, outer * inner), dtype=sums_dtype(dX.dtype), device=dX.device)
+    launch(
+        _sum_rows,
+        across * (down + chunks),
+        *(dY, keys, order, bounds, dX, pieces),
+        *(size, count, inner, outer, across, down, chunks),
+        wide, tiles.rows, tiles.columns, tiles.unroll, tiles.depth, tiles.long,
+        num_warps=tiles.warps,
+    )  # fmt: skip
+    width = min(32, power_of_two(inner if wide else outer * inner))
+    across = outer * triton.cdiv(inner, width) if wide else triton.cdiv(outer * inner, width)
+    launch(
+        _add_pieces,
+        across * chunks,
+        *(keys, bounds, dX, pieces),
+        *(size, count, inner, outer, across),
+        wide, width, COMBINED, tiles.long,
+    )  # fmt: skip
+
+
+@triton.jit
+def _columns(program, across, inner, outer, WIDE: tl.constexpr, COLUMNS: tl.constexpr):
+    """Batch and place within a row of each column of a tile, and which of them exist."""
+    if WIDE:
+        blocks = across // outer
+        batch = (program % across) // blocks
+        place = (program % across) % blocks * COLUMNS + tl.arange(0, COLUMNS)
+        exists = place < inner
+    else:
+        column = (program % across) * COLUMNS + tl.arange(0, COLUMNS)
+        batch = column // inner
+        place = column % inner
+        exists = column < outer * inner
+    return batch, place, exists
+
+
+@triton.jit
+def _run(keys, bounds, position, size):
+    """The key at a position, and where its run starts and ends."""
+    key = tl.load(keys + position).to(tl.int64) - keys_offset(keys)
+    return key, tl.load(bounds + key).to(tl.int64), tl.load(bounds + size + 1 + key).to(tl.int64)
+
+
+@triton.jit
+def _sum_rows(
+    dY, keys, order, bounds, dX, pieces,
+    size, count, inner, outer, across, down, chunks,
+    WIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    UNROLL: tl.constexpr, DEPTH: tl.constexpr, LONG: tl.constexpr,
+):  # fmt: skip
+    """The first programs sum the pieces of long runs, the others the rows that are named LONG times or less."""
+    sums = pieces.dtype.element_ty
+    program = tl.program_id(0).to(tl.int64)
+    batch, place, exists = _columns(program, across, inner, outer, WIDE, COLUMNS)
+    program = program // across
+    terms = dY + batch * count * inner + place
+    if program < chunks:
+        first = program * LONG
+        last = tl.minimum(first + LONG, count) - 1
+        # A run longer than a chunk holds its first or its last position, so there are two pieces at most.
+        for side in tl.static_range(2):
+            key, start, end = _run(keys, bounds, last if side else first, size)
+            if (end - start > LONG) & ((side == 0) | (start > first)):
+                begin, stop = tl.maximum(start, first), tl.minimum(end, last + 1)
+                total = tl.zeros((DEPTH, COLUMNS), sums)
+                for position in range(begin, stop, DEPTH):
+                    row = position + tl.arange(0, DEPTH)
+                    source = tl.load(order + row, row < stop, other=0)
+                    taken = (row < stop)[:, None] & exists[None, :]
+                    total += tl.load(terms[None, :] + source[:, None] * inner, taken, other=0).to(sums)
+                at = pieces + (program * 2 + side) * outer * inner + batch * inner + place
+                tl.store(at, tl.sum(total, 0), exists)
+    else:
+        row = (program - chunks) * ROWS + tl.arange(0, ROWS)
+        start = tl.load(bounds + row, row < size, other=0).to(tl.int64)
+        end = tl.load(bounds + size + 1 + row, row < size, other=0).to(tl.int64)
+        short = (row < size) & (end - start <= LONG)
+        most = tl.max(tl.where(short, end - start, 0), 0)
+        total = tl.zeros((ROWS, COLUMNS), sums)
+        for step in range(0, most, UNROLL):
+            for ahead in tl.static_range(UNROLL):
+                position = start + step + ahead
+                taken = short & (position < end)
+                source = tl.load(order + position, taken, other=0)
+                taken = taken[:, None] & exists[None, :]
+                total += tl.load(terms[None, :] + source[:, None] * inner, taken, other=0).to(sums)
+        at = dX + (batch * size * inner + place)[None, :] + row[:, None] * inner
+        tl.store(at, to_type(total, dX.dtype.element_ty), short[:, None] & exists[None, :])
+
+
+@triton.jit
+def _add_pieces(
+    keys, bounds, dX, pieces,
+    size, count, inner, outer, across,
+    WIDE: tl.constexpr, COLUMNS: tl.constexpr, COMBINED: tl.constexpr, LONG: tl.constexpr,
+):  # fmt: skip
+    """The program of the chunk where a long run begins adds up all of its pieces."""
+    program = tl.program_id(0).to(tl.int64)
+    batch, place, exists = _columns(program, across, inner, outer, WIDE, COLUMNS)
+    chunk = program // across
+    first = chunk * LONG
+    last = tl.minimum(first + LONG, count) - 1
+    for side in tl.static_range(2):
+        key, start, end = _run(keys, bounds, last if side else first, size)
+        if (end - start > LONG) & ((start == first) if side == 0 else (start > first)):
+            # The first piece lies in this chunk, on this side; every other one is the first of its chunk.
+            stride = outer * inner
+            at = pieces + batch * inner + place
+            total = tl.load(at + (chunk * 2 + side) * stride, exists, other=0)
+            many = tl.zeros((COMBINED, COLUMNS), pieces.dtype.element_ty)
+            final = (end - 1) // LONG
+            for other in range(chunk + 1, final + 1, COMBINED):
+                piece = other + tl.arange(0, COMBINED)
+                taken = (piece <= final)[:, None] & exists[None, :]
+                many += tl.load(at[None, :] + piece[:, None] * 2 * stride, taken, other=0)
+            total += tl.sum(many, 0)
+            tl.store(dX + batch * size * inner + key * inner + place, to_type(total, dX.dtype.element_ty), exists)

@@ -1,0 +1,266 @@
+"""GRUTraining and GRUGrad on CUDA: large products by cuBLAS, the walk through time in one launch for each direction.
+
+As cuDNN does, products of float32 use TF32 as long as torch.backends.cudnn.allow_tf32 says so, which is its default.
+Half types are computed in float32.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from onnxgrad.activations import Chosen
+from onnxgrad.cuda.core.grid import Tiling, choose_tiling
+from onnxgrad.cuda.core.gru_backward import walk_back
+from onnxgrad.cuda.core.gru_forward import walk
+from onnxgrad.cuda.core.indices import BadIndex
+from onnxgrad.cuda.core.launch import launch, sums_dtype
+from onnxgrad.ops.gru import DIRECTIONS, chosen_activations
+
+MOST_IN_A_STEP = 2**31  # elements of the gates, counted in 32 bits
+
+
+def gru_training(
+    X: torch.Tensor,
+    W: torch.Tensor,
+    R: torch.Tensor,
+    B: torch.Tensor | None,
+    SL: torch.Tensor | None,
+    Ht0: torch.Tensor | None,
+    HAll: torch.Tensor,
+    HFinal: torch.Tensor | None,
+    ZRH: torch.Tensor,
+    hidden_size: int | None,
+    linear_before_reset: int,
+    direction: str,
+    activations: Sequence[str] | None,
+    activation_alpha: Sequence[float] | None,
+    activation_beta: Sequence[float] | None,
+    clip: float | None,
+    bad: BadIndex,
+) -> None:
+    (S, N, _), (D, _, H) = X.shape, R.shape
+    chosen = _activations(direction, activations, activation_alpha, activation_beta)
+    _check_lengths(SL, S, bad)
+    _check_step(N, H)
+    work = sums_dtype(X.dtype)
+    inputs = X.to(work).reshape(S * N, -1)
+    for d, backwards in enumerate(DIRECTIONS[direction]):
+        states = torch.zeros((2, N, H), dtype=work, device=X.device)
+        if Ht0 is not None:
+            states[0] = Ht0[d]
+        if S and N and H:
+            weights = R[d].to(work).contiguous()
+            tiling = choose_tiling(N, H, 3, X.device)
+            scratch = states if linear_before_reset else torch.empty_like(states)
+            _launch_walk(
+                walk, tiling, _before(inputs, W[d], B, d, H, linear_before_reset, work), weights,
+                None if B is None else B[d, 5 * H :].to(work), SL, states, scratch,
+                _counter(X), HAll[:, d], ZRH[:, d],
+                S, N, H, D * N * H, *_parameters(chosen[2 * d], chosen[2 * d + 1]), clip or 0.0,
+                chosen[2 * d].name, chosen[2 * d + 1].name, bool(linear_before_reset), backwards,
+                clip is not None, SL is not None, B is not None, _precision(work),
+            )  # fmt: skip
+        if HFinal is not None:
+            HFinal[d] = states[S % 2]
+
+
+def gru_grad(
+    X: torch.Tensor,
+    W: torch.Tensor,
+    R: torch.Tensor,
+    B: torch.Tensor | None,
+    SL: torch.Tensor | None,
+    Ht0: torch.Tensor | None,
+    HAll: torch.Tensor,
+    ZRH: torch.Tensor,
+    dHAll: torch.Tensor | None,
+    dHFinal: torch.Tensor | None,
+    dX: torch.Tensor | None,
+    dW: torch.Tensor | None,
+    dR: torch.Tensor | None,
+    dB: torch.Tensor | None,
+    dH0: torch.Tensor | None,
+    hidden_size: int | None,
+    linear_before_reset: int,
+    direction: str,
+    activations: Sequence[str] | None,
+    activation_alpha: Sequence[float] | None,
+    activation_beta: Sequence[float] | None,
+    clip: float | None,
+    bad: BadIndex,
+) -> None:
+    (S, N, _), (D, _, H) = X.shape, R.shape
+    chosen = _activations(direction, activations, activation_alpha, activation_beta)
+    _check_lengths(SL, S, bad)
+    _check_step(N, H)
+    work = sums_dtype(X.dtype)
+    alive = None if SL is None else torch.arange(S, device=X.device)[:, None] < SL[None, :]
+    inputs = _only_where(alive, X.to(work)).reshape(S * N, -1)
+    total = None
+    for d, backwards in enumerate(DIRECTIONS[direction]):
+        gradient = torch.zeros((N, H), dtype=work, device=X.device)
+        if dHFinal is not None:
+            gradient.copy_(dHFinal[d])
+        deltas = torch.empty((S * N, 3 * H), dtype=work, device=X.device)
+        previous = _previous(HAll[:, d], Ht0, d, SL, alive, backwards, work).reshape(S * N, H)
+        weights = R[d].to(work)
+        aside = torch.empty_like(previous)
+        if S and N and H:
+            with _tf32():
+                if linear_before_reset:
+                    torch.mm(previous, weights[2 * H :].T, out=aside)
+                    if B is not None:
+                        aside += B[d, 5 * H :].to(work)
+                within = None
+                if clip is not None:
+                    before = _before(inputs, W[d], B, d, H, linear_before_reset, work)
+                    reset = ZRH[:, d, :, H : 2 * H].to(work).reshape(S * N, H)
+                    within = _within(before, previous, weights, reset, aside, linear_before_reset, clip)
+            tiling = choose_tiling(N, H, 3, X.device)
+            _launch_walk(
+                walk_back, tiling, ZRH[:, d], None if dHAll is None else dHAll[:, d], previous,
+                weights.T.contiguous(), within, SL, gradient, deltas, aside, _counter(X),
+                S, N, H, D * N * H, *_parameters(chosen[2 * d], chosen[2 * d + 1]),
+                chosen[2 * d].name, chosen[2 * d + 1].name, bool(linear_before_reset), backwards,
+                clip is not None, SL is not None, dHAll is not None, _precision(work),
+            )  # fmt: skip
+        with _tf32():
+            if dX is not None:
+                part = torch.mm(deltas, W[d].to(work))
+                total = part if total is None else total.add_(part)
+            if dW is not None:
+                dW[d] = torch.mm(deltas.T, inputs)
+            if dR is not None:
+                dR[d, : 2 * H] = torch.mm(deltas[:, : 2 * H].T, previous)
+                left, right = (aside, previous) if linear_before_reset else (deltas[:, 2 * H :], aside)
+                dR[d, 2 * H :] = torch.mm(left.T, right)
+        if dB is not None:
+            dB[d, : 3 * H] = deltas.sum(0)
+            dB[d, 3 * H :] = dB[d, : 3 * H]
+            if linear_before_reset:
+                dB[d, 5 * H :] = aside.sum(0)
+        if dH0 is not None:
+            dH0[d] = gradient
+    if dX is not None and total is not None:
+        dX.copy_(total.reshape(dX.shape))
+
+
+def _activations(
+    direction: str, names: Sequence[str] | None, alphas: Sequence[float] | None, betas: Sequence[float] | None
+) -> list[Chosen]:
+    attributes = {"direction": direction, "activations": names}
+    return chosen_activations({**attributes, "activation_alpha": alphas, "activation_beta": betas})
+
+
+def _parameters(f: Chosen, g: Chosen) -> tuple[float, float, float, float]:
+    return f.alpha, f.beta, g.alpha, g.beta
+
+
+def _check_lengths(SL: torch.Tensor | None, steps: int, bad: BadIndex) -> None:
+    if SL is not None:
+        bad.about_lengths(SL, steps)
+
+
+def _check_step(batch: int, hidden: int) -> None:
+    if 3 * batch * hidden >= MOST_IN_A_STEP:
+        raise ValueError(f"the gates of one step have {3 * batch * hidden} elements, expected fewer than 2^31 on CUDA")
+
+
+def _counter(like: torch.Tensor) -> torch.Tensor:
+    """Where the programs of one launch count each other."""
+    return torch.zeros(1, dtype=torch.int32, device=like.device)
+
+
+def _launch_walk(kernel: Any, tiling: Tiling, *args: Any) -> None:
+    launch(
+        kernel, tiling.programs, *args, tiling.rows, tiling.columns, tiling.depth, tiling.programs,
+        num_warps=tiling.warps, launch_cooperative_grid=tiling.programs > 1,
+    )  # fmt: skip
+
+
+def _precision(work: torch.dtype) -> str:
+    return "tf32" if work == torch.float32 and torch.backends.cudnn.allow_tf32 else "ieee"
+
+
+@contextlib.contextmanager
+def _tf32() -> Iterator[None]:
+    """cuBLAS under cuDNN's setting: this is a GRU, whatever other products are to use."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def _before(
+    inputs: torch.Tensor,
+    W: torch.Tensor,
+    B: torch.Tensor | None,
+    d: int,
+    hidden: int,
+    linear_before_reset: int,
+    work: torch.dtype,
+) -> torch.Tensor:
+    """X · Wᵀ and the biases: both of z and r; of h the one outside the reset gate, or both."""
+    with _tf32():
+        if B is None:
+            return torch.mm(inputs, W.to(work).T)
+        bias = B[d].to(work)
+        both = bias[: 3 * hidden].clone()
+        end = 2 * hidden if linear_before_reset else 3 * hidden
+        both[:end] += bias[3 * hidden : 3 * hidden + end]
+        return torch.addmm(both, inputs, W.to(work).T)
+
+
+def _only_where(alive: torch.Tensor | None, values: torch.Tensor) -> torch.Tensor:
+    """Zeros past a row's length, whatever stood there: NaN times zero is NaN."""
+    return values if alive is None else torch.where(alive[:, :, None], values, 0)
+
+
+def _previous(
+    HAll: torch.Tensor,
+    Ht0: torch.Tensor | None,
+    d: int,
+    SL: torch.Tensor | None,
+    alive: torch.Tensor | None,
+    backwards: bool,
+    work: torch.dtype,
+) -> torch.Tensor:
+    """[S, N, H]: the state each row had before each step."""
+    steps = HAll.shape[0]
+    states = torch.empty(HAll.shape, dtype=work, device=HAll.device)
+    first = torch.zeros(HAll.shape[1:], dtype=work, device=HAll.device) if Ht0 is None else Ht0[d].to(work)
+    if steps == 0:
+        return states
+    if not backwards:
+        states[0] = first
+        states[1:] = HAll[:-1]
+    else:
+        states[-1] = first
+        states[:-1] = HAll[1:]
+        if SL is not None:
+            last = torch.arange(1, steps + 1, device=SL.device)[:, None] >= SL[None, :]
+            states = torch.where(last[:, :, None], first, states)
+    return _only_where(alive, states)
+
+
+def _within(
+    before: torch.Tensor,
+    previous: torch.Tensor,
+    weights: torch.Tensor,
+    reset: torch.Tensor,
+    aside: torch.Tensor,
+    linear_before_reset: int,
+    clip: float,
+) -> torch.Tensor:
+    """1 where the input of a gate was not cut off, else 0."""
+    hidden = weights.shape[1]
+    before[:, : 2 * hidden].addmm_(previous, weights[: 2 * hidden].T)
+    if linear_before_reset:
+        before[:, 2 * hidden :] += reset * aside
+    else:
+        before[:, 2 * hidden :].addmm_(reset * previous, weights[2 * hidden :].T)
+    return (before.abs() <= clip).to(before.dtype)
