@@ -57,7 +57,9 @@ def gather() -> Iterator[Case]:
                     {
                         "onnxgrad": lambda s=shape, i=indices, d=dY: onnxgrad.gather_grad(s, i, d, check=False),
                         "checked": lambda s=shape, i=indices, d=dY: onnxgrad.gather_grad(s, i, d),
-                        "torch": lambda i=indices, d=dY: torch.ops.aten.embedding_dense_backward(d, i, 50257, -1, False),
+                        "torch": lambda i=indices, d=dY: torch.ops.aten.embedding_dense_backward(
+                            d, i, 50257, -1, False
+                        ),
                     },
                     dY.nbytes + 50257 * 768 * dY.element_size() + indices.nbytes,
                     most_ms=most,
@@ -140,10 +142,10 @@ def gather_elements() -> Iterator[Case]:
 
 
 def gru() -> Iterator[Case]:
-    for S, N, I, H in ((128, 64, 512, 512), (256, 128, 1024, 1024)):
+    for S, N, inputs, H in ((128, 64, 512, 512), (256, 128, 1024, 1024)):
         torch.manual_seed(0)
-        net = torch.nn.GRU(I, H, device="cuda")
-        X = torch.randn(S, N, I, device="cuda", requires_grad=True)
+        net = torch.nn.GRU(inputs, H, device="cuda")
+        X = torch.randn(S, N, inputs, device="cuda", requires_grad=True)
         order = [1, 0, 2]  # torch has r, z, n where ONNX has z, r, h
         with torch.no_grad():
             W, R, B1, B2 = (
@@ -156,7 +158,7 @@ def gru() -> Iterator[Case]:
         HAll, _, ZRH = onnxgrad.gru_training(*args, linear_before_reset=1)
         back = (*args, None, None, HAll, ZRH, dH[:, None].contiguous())
         parameters = [X, *net.parameters()]
-        size = f"S{S} N{N} I{I} H{H}"
+        size = f"S{S} N{N} I{inputs} H{H}"
         yield Case(
             "gru",
             f"GRUTraining {size}",

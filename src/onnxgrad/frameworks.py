@@ -2,7 +2,6 @@
 
 import importlib
 import os
-from collections.abc import Iterable
 from typing import Any
 
 import ml_dtypes
@@ -10,41 +9,38 @@ import numpy as np
 
 from onnxgrad.tensor_types import Array
 
-_PLAIN = frozenset((np.ndarray, list, tuple, int, float, str, bool, type(None), dict))  # the usual case, quickly
 _CUDA_DEVICES = (2, 13)  # DLPack's numbers: CUDA, and CUDA's managed memory
+NOT_FOREIGN, FOREIGN, TORCH = 0, 1, 2
+_kinds: dict[type, int] = dict.fromkeys((np.ndarray, list, tuple, int, float, str, bool, type(None)), NOT_FOREIGN)
+
+
+def kind_of(value: Any) -> int:
+    """TORCH for its tensors, FOREIGN for other arrays that are not NumPy's, NOT_FOREIGN for everything else."""
+    cls = value.__class__
+    kind = _kinds.get(cls)
+    if kind is None:
+        is_torch = any(base.__module__ == "torch" and base.__name__ == "Tensor" for base in cls.__mro__)
+        is_array = hasattr(cls, "__dlpack__") and not issubclass(cls, (np.ndarray, np.generic))
+        kind = _kinds[cls] = TORCH if is_torch else FOREIGN if is_array else NOT_FOREIGN
+    return kind
 
 
 def is_foreign(value: Any) -> bool:
     """Whether it is an array, but not NumPy's."""
-    return (
-        value.__class__ not in _PLAIN
-        and hasattr(value, "__dlpack__")
-        and not isinstance(value, np.ndarray | np.generic)
-    )
+    return kind_of(value) != NOT_FOREIGN
 
 
 def is_on_gpu(value: Any) -> bool:
     """Whether it is an array on a GPU; with Triton's interpreter, torch's tensors on the CPU play that part."""
-    if not is_foreign(value):
-        return False
-    if os.environ.get("TRITON_INTERPRET") == "1" and is_torch(value):
-        return True
-    return value.__dlpack_device__()[0] in _CUDA_DEVICES
-
-
-def any_on_gpu(values: Iterable[Any]) -> bool:
-    """Whether one of them is."""
-    return any(value.__class__ not in _PLAIN and is_on_gpu(value) for value in values)
-
-
-def is_torch(value: Any) -> bool:
-    """Whether it is a tensor of torch, or of a subclass."""
-    return any(base.__module__ == "torch" and base.__name__ == "Tensor" for base in type(value).__mro__)
+    kind = kind_of(value)
+    if kind == TORCH:
+        return value.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
+    return kind == FOREIGN and value.__dlpack_device__()[0] in _CUDA_DEVICES
 
 
 def to_numpy(value: Any) -> Array:
     """The same memory as a NumPy array."""
-    if not is_torch(value):
+    if kind_of(value) != TORCH:
         return np.from_dlpack(value)
     import torch
 
@@ -56,7 +52,7 @@ def to_numpy(value: Any) -> Array:
 
 def in_kind(array: Any, like: Any) -> Any:
     """A NumPy array or a tensor of torch as an array of the framework that `like` is of."""
-    if is_torch(like):
+    if kind_of(like) == TORCH:
         if not isinstance(array, np.ndarray):
             return array
         import torch

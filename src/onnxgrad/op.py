@@ -12,7 +12,7 @@ from typing import Annotated, Any, Generic, ParamSpec, TypeVar, Union, get_args,
 import numpy as np
 
 from onnxgrad import arguments
-from onnxgrad.frameworks import any_on_gpu, in_kind, is_foreign, to_numpy
+from onnxgrad.frameworks import in_kind, is_foreign, is_on_gpu, to_numpy
 from onnxgrad.memory import GIVEN, allocate
 from onnxgrad.schema import Known, register
 from onnxgrad.tensor_types import Array, TypeConstraint
@@ -77,14 +77,15 @@ class Op(Generic[P, R]):
         self._order = tuple(p.name for p in parameters)  # inputs, attributes, and `outputs` if it has that
         self._by_position = sum(p.kind is not p.KEYWORD_ONLY for p in parameters)
         self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
-        self._output_names = [output.name for output in self.outputs]
+        self.output_names = [output.name for output in self.outputs]
         # Each output has the type of the first required input that shares its type variable.
         self.dtype_sources = [
             next(k for k, i in enumerate(self.inputs) if i.constraint.name == o.constraint.name and not i.optional)
             for o in self.outputs
         ]
+        self.on_host_only = all(i.constraint.on_host for i in self.inputs)
         self._kernels: dict[str, Callable[..., Any]] = {}
-        self._kernel_asks_for_memory = False
+        self._asked_for: dict[str, frozenset[str]] = {}
         self.schema = register(self)
 
     def __repr__(self) -> str:
@@ -121,9 +122,13 @@ class Op(Generic[P, R]):
         if backend not in self._kernels:
             module = importlib.import_module(f"onnxgrad.{backend}.{self.module}")
             self._kernels[backend] = getattr(module, self.function_name)
-            if backend == "cpu":
-                self._kernel_asks_for_memory = "memory" in inspect.signature(self._kernels[backend]).parameters
+            self._asked_for[backend] = frozenset(inspect.signature(self._kernels[backend]).parameters)
         return self._kernels[backend]
+
+    def kernel_asks_for(self, backend: str, parameter: str) -> bool:
+        """Whether that kernel wants to be told something that is no part of the operator."""
+        self.kernel(backend)
+        return parameter in self._asked_for[backend]
 
     def _run(self, out: Sequence[Any] | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> R:
         try:
@@ -133,7 +138,7 @@ class Op(Generic[P, R]):
             results: tuple[Any, ...]
             if like is None:
                 results = self._run_on_cpu(out, values)
-            elif any_on_gpu(values) and not all(i.constraint.on_host for i in self.inputs):
+            elif not self.on_host_only and any(is_on_gpu(v) for v in values):
                 results = self._run_on_gpu(out, values, *how)
             else:
                 arrays = [to_numpy(v) if is_foreign(v) else v for v in values]
@@ -164,8 +169,7 @@ class Op(Generic[P, R]):
             raise MissingLibraryError(
                 f"arrays on a GPU need torch and triton: pip install onnxgrad[cuda] ({error})"
             ) from None
-        attributes, wanted = self._settings(values)
-        return run(self, out, values, attributes, wanted, check, deterministic)
+        return run(self, out, values, *self._settings(values), check, deterministic)
 
     def _results(
         self,
@@ -178,10 +182,10 @@ class Op(Generic[P, R]):
         shapes = self._checked_shapes(inputs, attributes)
         dtypes: list[np.dtype[Any]] = [inputs[source].dtype for source in self.dtype_sources]  # type: ignore[union-attr]
         if out is not None:
-            return arguments.check_out(out, self._output_names, shapes, dtypes, wanted, inputs)
-        asked = [wanted is None or name in wanted for name in self._output_names]
+            return arguments.check_out(out, self.output_names, shapes, dtypes, wanted, inputs)
+        asked = [wanted is None or name in wanted for name in self.output_names]
         made = [allocate(s, d) if a else (None, GIVEN) for a, s, d in zip(asked, shapes, dtypes, strict=True)]
-        if self._kernel_asks_for_memory:
+        if self.kernel_asks_for("cpu", "memory"):
             attributes["memory"] = made[0][1]
         return tuple(array for array, _ in made)
 
@@ -196,7 +200,7 @@ class Op(Generic[P, R]):
         if self.attributes:
             settings = zip(self.attributes, values[len(self.inputs) :], strict=False)
             attributes = {a.name: arguments.to_attribute(a, value) for a, value in settings}
-        wanted = arguments.to_output_names(values[-1], self._output_names) if self.chooses_outputs else None
+        wanted = arguments.to_output_names(values[-1], self.output_names) if self.chooses_outputs else None
         return attributes, wanted
 
     def _checked_shapes(self, inputs: Sequence[Array | None], attributes: Mapping[str, Any]) -> list[tuple[int, ...]]:
@@ -213,7 +217,7 @@ class Op(Generic[P, R]):
         """The shapes of all outputs, for inputs whose own are known; raises where these contradict each other."""
         rule = self.shape_rule(*known, **attributes)
         shapes = [rule] if len(self.outputs) == 1 else list(rule)
-        for name, shape in zip(self._output_names, shapes, strict=True):
+        for name, shape in zip(self.output_names, shapes, strict=True):
             arguments.check_size(name, shape)
         return shapes
 

@@ -12,31 +12,39 @@ import triton
 import triton.language as tl
 
 from onnxgrad.cuda.core.indices import BadIndex, keys_offset, sorted_runs
-from onnxgrad.cuda.core.launch import launch, power_of_two, sums_dtype, to_type
+from onnxgrad.cuda.core.launch import ceil_div, launch, power_of_two, sums_dtype, to_type
 
 WIDE = 256  # elements of a row from which on a program takes one row of dX, or a part of it
 COMBINED = 64  # pieces added up at once
+ENOUGH_PROGRAMS = 1024
 
 
 class Tiles(NamedTuple):
-    """How dX is cut up: a program writes `rows` × `columns` of it, reading `unroll` rows of dY at once for each."""
+    """How dX is cut up: a program writes `blocks` tiles of `rows` × `columns`, one below the other."""
 
     rows: int
     columns: int
-    unroll: int
-    depth: int  # rows of dY read at once for a piece
+    blocks: int
+    unroll: int  # rows of dY read at once for each row of dX
+    depth: int  # and for a piece of a long run
     long: int  # times a row is named before it is summed in pieces of as many
     warps: int
 
 
-def choose_tiles(size: int, inner: int, outer: int, itemsize: int) -> Tiles:
+def choose_tiles(size: int, count: int, inner: int, outer: int) -> Tiles:
     """Measured on an H200; bench/cuda shows what it gives."""
     if inner >= WIDE:
-        columns = min((256, 512, 1024), key=lambda width: (triton.cdiv(inner, width) * width, -width))
-        return Tiles(1, columns, 4, 4096 // columns, 64, max(1, columns // 128))
-    columns = min(power_of_two(inner * outer), max(8, power_of_two(inner)))
+        columns = min(1024, power_of_two(inner))
+        # With fewer indices than rows most programs only write zeros, and are better off with several rows.
+        if count >= size:
+            return Tiles(1, columns, 1, 4, max(1, 4096 // columns), 128, 4)
+        return Tiles(max(1, 2048 // columns), columns, 1, 4 if columns > 512 else 2, max(1, 4096 // columns), 128, 4)
+    columns = min(power_of_two(inner * outer), max(4, power_of_two(inner)))
     rows = min(power_of_two(size), max(1, 2048 // columns))
-    return Tiles(rows, columns, 2, min(32, max(1, 2048 // columns)), 32, 4)
+    # The same few lines of dY are read for all rows of dX: one program finds them in its first-level cache.
+    tiles = ceil_div(size, rows) * ceil_div(inner * outer, columns)
+    blocks = min(ceil_div(size, rows), max(1, tiles // ENOUGH_PROGRAMS))
+    return Tiles(rows, columns, blocks, 1, min(32, max(1, 2048 // columns)), 32, 4)
 
 
 def gather_grad(
@@ -58,22 +66,24 @@ def sum_by_index(
     """dX[o, indices[k]] = Σ dY[o, k], rows of `inner` elements each."""
     count = indices.numel()
     keys, order, bounds = sorted_runs(indices, size, bad)
-    tiles = choose_tiles(size, inner, outer, dX.element_size())
+    tiles = choose_tiles(size, count, inner, outer)
     wide = inner >= WIDE
     # Narrow rows of several batches lie side by side in a tile; a wide one is in one batch only.
-    across = outer * triton.cdiv(inner, tiles.columns) if wide else triton.cdiv(outer * inner, tiles.columns)
-    down, chunks = triton.cdiv(size, tiles.rows), triton.cdiv(count, tiles.long)
+    across = outer * ceil_div(inner, tiles.columns) if wide else ceil_div(outer * inner, tiles.columns)
+    down, chunks = ceil_div(size, tiles.rows * tiles.blocks), ceil_div(count, tiles.long)
     pieces = torch.empty((chunks, 2, outer * inner), dtype=sums_dtype(dX.dtype), device=dX.device)
     launch(
         _sum_rows,
         across * (down + chunks),
         *(dY, keys, order, bounds, dX, pieces),
-        *(size, count, inner, outer, across, down, chunks),
+        *(size, count, inner, outer, across, chunks, tiles.blocks),
         wide, tiles.rows, tiles.columns, tiles.unroll, tiles.depth, tiles.long,
         num_warps=tiles.warps,
     )  # fmt: skip
+    if count <= tiles.long:
+        return
     width = min(32, power_of_two(inner if wide else outer * inner))
-    across = outer * triton.cdiv(inner, width) if wide else triton.cdiv(outer * inner, width)
+    across = outer * ceil_div(inner, width) if wide else ceil_div(outer * inner, width)
     launch(
         _add_pieces,
         across * chunks,
@@ -109,48 +119,68 @@ def _run(keys, bounds, position, size):
 @triton.jit
 def _sum_rows(
     dY, keys, order, bounds, dX, pieces,
-    size, count, inner, outer, across, down, chunks,
+    size, count, inner, outer, across, chunks, blocks,
     WIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     UNROLL: tl.constexpr, DEPTH: tl.constexpr, LONG: tl.constexpr,
 ):  # fmt: skip
     """The first programs sum the pieces of long runs, the others the rows that are named LONG times or less."""
-    sums = pieces.dtype.element_ty
     program = tl.program_id(0).to(tl.int64)
     batch, place, exists = _columns(program, across, inner, outer, WIDE, COLUMNS)
     program = program // across
     terms = dY + batch * count * inner + place
     if program < chunks:
-        first = program * LONG
-        last = tl.minimum(first + LONG, count) - 1
-        # A run longer than a chunk holds its first or its last position, so there are two pieces at most.
-        for side in tl.static_range(2):
-            key, start, end = _run(keys, bounds, last if side else first, size)
-            if (end - start > LONG) & ((side == 0) | (start > first)):
-                begin, stop = tl.maximum(start, first), tl.minimum(end, last + 1)
-                total = tl.zeros((DEPTH, COLUMNS), sums)
-                for position in range(begin, stop, DEPTH):
-                    row = position + tl.arange(0, DEPTH)
-                    source = tl.load(order + row, row < stop, other=0)
-                    taken = (row < stop)[:, None] & exists[None, :]
-                    total += tl.load(terms[None, :] + source[:, None] * inner, taken, other=0).to(sums)
-                at = pieces + (program * 2 + side) * outer * inner + batch * inner + place
-                tl.store(at, tl.sum(total, 0), exists)
+        piece = pieces + program * 2 * outer * inner + batch * inner + place
+        _sum_chunk(terms, keys, order, bounds, piece, exists, program, size, count, inner, outer, DEPTH, COLUMNS, LONG)
     else:
-        row = (program - chunks) * ROWS + tl.arange(0, ROWS)
-        start = tl.load(bounds + row, row < size, other=0).to(tl.int64)
-        end = tl.load(bounds + size + 1 + row, row < size, other=0).to(tl.int64)
-        short = (row < size) & (end - start <= LONG)
-        most = tl.max(tl.where(short, end - start, 0), 0)
-        total = tl.zeros((ROWS, COLUMNS), sums)
-        for step in range(0, most, UNROLL):
-            for ahead in tl.static_range(UNROLL):
-                position = start + step + ahead
-                taken = short & (position < end)
-                source = tl.load(order + position, taken, other=0)
-                taken = taken[:, None] & exists[None, :]
-                total += tl.load(terms[None, :] + source[:, None] * inner, taken, other=0).to(sums)
-        at = dX + (batch * size * inner + place)[None, :] + row[:, None] * inner
-        tl.store(at, to_type(total, dX.dtype.element_ty), short[:, None] & exists[None, :])
+        result = dX + batch * size * inner + place
+        sums = pieces.dtype.element_ty
+        for block in range(blocks):
+            row = ((program - chunks) * blocks + block) * ROWS + tl.arange(0, ROWS)
+            _sum_short(terms, order, bounds, result, exists, row, size, inner, sums, ROWS, COLUMNS, UNROLL, LONG)
+
+
+@triton.jit
+def _sum_chunk(
+    terms, keys, order, bounds, piece, exists, chunk, size, count, inner, outer,
+    DEPTH: tl.constexpr, COLUMNS: tl.constexpr, LONG: tl.constexpr,
+):  # fmt: skip
+    """Of LONG positions, the pieces that belong to longer runs."""
+    first = chunk * LONG
+    last = tl.minimum(first + LONG, count) - 1
+    # A run longer than a chunk holds its first or its last position, so there are two pieces at most.
+    for side in tl.static_range(2):
+        _, start, end = _run(keys, bounds, last if side else first, size)
+        if (end - start > LONG) & ((side == 0) | (start > first)):
+            stop = tl.minimum(end, last + 1)
+            total = tl.zeros((DEPTH, COLUMNS), piece.dtype.element_ty)
+            for position in range(tl.maximum(start, first), stop, DEPTH):
+                row = position + tl.arange(0, DEPTH)
+                source = tl.load(order + row, row < stop, other=0)
+                taken = (row < stop)[:, None] & exists[None, :]
+                total += tl.load(terms[None, :] + source[:, None] * inner, taken, other=0).to(piece.dtype.element_ty)
+            tl.store(piece + side * outer * inner, tl.sum(total, 0), exists)
+
+
+@triton.jit
+def _sum_short(
+    terms, order, bounds, result, exists, row, size, inner, SUMS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr, LONG: tl.constexpr,
+):  # fmt: skip
+    """Rows of dX, zeros where nobody names them, untouched where more than LONG do."""
+    start = tl.load(bounds + row, row < size, other=0).to(tl.int64)
+    end = tl.load(bounds + size + 1 + row, row < size, other=0).to(tl.int64)
+    short = (row < size) & (end - start <= LONG)
+    most = tl.max(tl.where(short, end - start, 0), 0)
+    total = tl.zeros((ROWS, COLUMNS), SUMS)
+    for step in range(0, most, UNROLL):
+        for ahead in tl.static_range(UNROLL):  # loads that do not wait for each other
+            position = start + step + ahead
+            taken = short & (position < end)
+            source = tl.load(order + position, taken, other=0)
+            taken = taken[:, None] & exists[None, :]
+            total += tl.load(terms[None, :] + source[:, None] * inner, taken, other=0).to(SUMS)
+    at = result[None, :] + row[:, None] * inner
+    tl.store(at, to_type(total, result.dtype.element_ty), short[:, None] & exists[None, :])
 
 
 @triton.jit

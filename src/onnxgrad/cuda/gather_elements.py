@@ -16,13 +16,15 @@ import triton
 import triton.language as tl
 
 from onnxgrad.cuda.core.indices import BadIndex
-from onnxgrad.cuda.core.launch import INTERPRETED, launch, power_of_two, to_type
+from onnxgrad.cuda.core.launch import INTERPRETED, ceil_div, launch, power_of_two, to_type
 from onnxgrad.cuda.gather import sum_by_index
 
-TILE = 4096
-SLAB_BYTES = 1 << 24  # of dX under the additions of one time, so that they happen in the second-level cache
-SIDE_BY_SIDE = 8  # lines that lie side by side in memory, summed by one program: a sector of the cache
-WORKSPACE_BYTES = 1 << 26
+TILE = 1024  # elements of dY under one program that adds atomically
+SLAB_BYTES = 1 << 22  # of dX under the additions of one time, so that they happen in the second-level cache
+SIDE_BY_SIDE = 4  # lines that lie side by side in memory, summed by one program
+EXACT_TILE = {1: (4096, 16), SIDE_BY_SIDE: (8192, 8)}  # elements of dY at a time, and warps, by lines side by side
+WORKSPACE_BYTES = 1 << 28
+PROGRAMS_PER_PROCESSOR = 4
 
 
 class Lines(NamedTuple):
@@ -97,14 +99,14 @@ def _launch_over(
     if not lines.axis_is_last:
         columns = min(columns, max(32, power_of_two(SLAB_BYTES // (4 * size) + 1) // 2))
     height = max(1, min(power_of_two(lines.rows), TILE // columns))
-    down, across = triton.cdiv(lines.rows, height), triton.cdiv(lines.columns, columns)
+    down, across = ceil_div(lines.rows, height), ceil_div(lines.columns, columns)
     launch(
         kernel,
         down * across,
         *(y, indices, x, bad.position, lines.lengths, lines.steps),
         *(lines.rows, lines.columns, down, size, lines.axis_step, x.numel()),
         len(lines.lengths), lines.axis_is_last, height, columns, bad.position is not None,
-        num_warps=8,
+        num_warps=4,
     )  # fmt: skip
 
 
@@ -122,16 +124,20 @@ def _targets(
 ):  # fmt: skip
     """Of a tile of indices: their positions, where they point in dX, which exist, and which of those are good.
 
-    Programs go down the rows first: with the columns of one time in the cache, additions to any of their rows are.
+    Programs go along the axis first, so that the additions of one time fall into few lines of dX, and the cache.
     """
     program = tl.program_id(0).to(tl.int64)
-    row = (program % down) * ROWS + tl.arange(0, ROWS)
-    column = (program // down) * COLUMNS + tl.arange(0, COLUMNS)
+    if AXIS_IS_LAST:
+        across = tl.cdiv(columns, COLUMNS)
+        row = (program // across) * ROWS + tl.arange(0, ROWS)
+        column = (program % across) * COLUMNS + tl.arange(0, COLUMNS)
+    else:
+        row = (program % down) * ROWS + tl.arange(0, ROWS)
+        column = (program // down) * COLUMNS + tl.arange(0, COLUMNS)
     rest, origin = row, row * 0
     for k in tl.static_range(OUTER):
-        d: tl.constexpr = OUTER - 1 - k
-        origin += rest % lengths[d] * steps[d]
-        rest = rest // lengths[d]
+        origin += rest % lengths[OUTER - 1 - k] * steps[OUTER - 1 - k]
+        rest = rest // lengths[OUTER - 1 - k]
     exists = (row < rows)[:, None] & (column < columns)[None, :]
     position = (row * columns)[:, None] + column[None, :]
     index = tl.load(indices + position, exists, other=0).to(tl.int64)
@@ -172,7 +178,7 @@ def _add_exactly(dY: torch.Tensor, indices: torch.Tensor, dX: torch.Tensor, axis
     size, count = dX.shape[axis], indices.shape[axis]
     columns = indices.shape[-1] if axis < dX.ndim - 1 else 1
     side_by_side = min(SIDE_BY_SIDE, power_of_two(columns))
-    across = triton.cdiv(columns, side_by_side)
+    across = ceil_div(columns, side_by_side)
     # Lines are counted over all dimensions but the axis; the last one in groups that lie side by side.
     others = [k for k in range(dX.ndim) if k != axis and k != dX.ndim - 1] if axis < dX.ndim - 1 else range(axis)
     lengths = tuple(indices.shape[k] for k in others)
@@ -183,10 +189,18 @@ def _add_exactly(dY: torch.Tensor, indices: torch.Tensor, dX: torch.Tensor, axis
         dX.zero_()  # some of its lines are named by nobody
     processors = 1 if INTERPRETED else torch.cuda.get_device_properties(dX.device).multi_processor_count
     room = size * side_by_side
-    programs = max(1, min(groups, 2 * processors, WORKSPACE_BYTES // (8 * room) if groups > processors else groups))
+    programs = max(
+        1,
+        min(
+            groups,
+            PROGRAMS_PER_PROCESSOR * processors,
+            WORKSPACE_BYTES // (8 * room) if groups > processors else groups,
+        ),
+    )
     sums = torch.zeros((programs, room), dtype=torch.int64, device=dX.device)
     parts = torch.empty((programs, room), dtype=torch.float64, device=dX.device)
-    height = TILE // side_by_side
+    tile, warps = EXACT_TILE.get(side_by_side, EXACT_TILE[SIDE_BY_SIDE])
+    height = tile // side_by_side
     window = 62 - count.bit_length()
     launch(
         _sum_groups,
@@ -194,7 +208,7 @@ def _add_exactly(dY: torch.Tensor, indices: torch.Tensor, dX: torch.Tensor, axis
         *(dY, indices, dX, bad.position, sums, parts, lengths, y_steps, x_steps),
         *(groups, across, columns, count, size, math.prod(indices.shape[axis + 1 :]), math.prod(dX.shape[axis + 1 :])),
         window, programs, len(lengths), height, side_by_side, bad.position is not None,
-        num_warps=16,
+        num_warps=warps,
     )  # fmt: skip
 
 
@@ -220,10 +234,9 @@ def _sum_groups(
         column = group % across * COLUMNS + lane
         rest, y, x = group // across, group * 0, group * 0
         for k in tl.static_range(OUTER):
-            d: tl.constexpr = OUTER - 1 - k
-            y += rest % lengths[d] * y_steps[d]
-            x += rest % lengths[d] * x_steps[d]
-            rest = rest // lengths[d]
+            y += rest % lengths[OUTER - 1 - k] * y_steps[OUTER - 1 - k]
+            x += rest % lengths[OUTER - 1 - k] * x_steps[OUTER - 1 - k]
+            rest = rest // lengths[OUTER - 1 - k]
         inside = (column < columns)[None, :]
         # The largest and the smallest exponent, as float32 has them; 255 is that of infinities and NaN.
         largest, smallest, special = 0, 255, 0

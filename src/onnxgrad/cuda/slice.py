@@ -8,13 +8,15 @@ import triton
 import triton.language as tl
 
 from onnxgrad.cuda.core.indices import BadIndex
-from onnxgrad.cuda.core.launch import launch, power_of_two
+from onnxgrad.cuda.core.launch import ceil_div, launch, power_of_two
 from onnxgrad.ops.slice import Range, merged_ranges
 
 # Only the size of an element matters: it is moved, never computed with.
-CARRIERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-TILE_BYTES = 1 << 14
+WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+TILE_BYTES = 1 << 12
 WIDEST = 1 << 12  # columns of a tile
+WARPS = 4
+COPIED, SPREAD, SWAPPED = 0, 1, 2  # how a word of dX is made of dY
 
 
 def slice_grad(
@@ -33,26 +35,42 @@ def slice_grad(
         dX.view(torch.uint8).zero_()
         return
     dims = merged_ranges(dX, starts, ends, axes, steps)
-    if dX.element_size() == 16:  # two words of 8 bytes each
-        dims = [*dims, (2, Range(0, 1, 2))] if dims[-1][1].step != 1 else [*dims[:-1], _doubled(*dims[-1])]
-    carrier = CARRIERS[min(8, dX.element_size())]
+    width = dX.element_size()
+    read, written, how = WORDS[min(8, width)], WORDS[min(8, width)], COPIED
+    shift = 0
+    dim, last = dims[-1]
+    if width == 16:  # two words of 8 bytes each
+        dims = [*dims, (2, Range(0, 1, 2))] if last.step != 1 else [*dims[:-1], _doubled(*dims[-1])]
+    elif dX.data_ptr() % 8 or dY.data_ptr() % 8:
+        pass
+    elif width < 8 and last.step == 2 and 2 * last.length == dim:
+        # Every other element: one of dY and one zero make a word of twice the size, and nothing is left to pick.
+        written, how, shift = WORDS[2 * width], SPREAD, 8 * width * last.start
+        dims = [*dims[:-1], (dim // 2, Range(0, 1, dim // 2))]
+    elif width == 2 and last == Range(dim - 1, -1, dim) and dim % 2 == 0:
+        # Backwards: two neighbours are read at once, and change places.
+        read, written, how = WORDS[4], WORDS[4], SWAPPED
+        dims = [*dims[:-1], (dim // 2, Range(dim // 2 - 1, -1, dim // 2))]
     *outer, (dim, last) = dims
     rows = math.prod(length for length, _ in outer)
-    columns = min(WIDEST, power_of_two(dim), TILE_BYTES // min(8, dX.element_size()))
-    height = max(1, min(power_of_two(rows), TILE_BYTES // min(8, dX.element_size()) // columns))
-    across = triton.cdiv(dim, columns)
+    room = max(WIDEST, TILE_BYTES) // written.itemsize
+    columns = min(room, power_of_two(dim))
+    height = max(1, min(power_of_two(rows), room // columns))
+    across = ceil_div(dim, columns)
     # Steps that occur often are known when compiling; any other one is a number like the rest.
     launch(
         _lay,
-        across * triton.cdiv(rows, height),
-        dY.view(carrier), dX.view(carrier),
+        across * ceil_div(rows, height),
+        dY.view(-1).view(read),
+        dX.view(-1).view(written),
         tuple(length for length, _ in outer),
         tuple(taken.start for _, taken in outer),
         tuple(taken.step for _, taken in outer),
         tuple(taken.length for _, taken in outer),
-        rows, across, dim, last.start, last.step, last.length,
-        last.step if last.step in (1, -1, 2) else 0, len(outer), height, columns,
-        num_warps=8,
+        *(rows, across, dim, last.start, last.step, last.length),
+        shift,
+        last.step if last.step in (1, -1) else 0, len(outer), height, columns, how,
+        num_warps=WARPS,
     )  # fmt: skip
 
 
@@ -63,8 +81,8 @@ def _doubled(dim: int, taken: Range) -> tuple[int, Range]:
 @triton.jit
 def _lay(
     dY, dX, dims, starts, steps, lengths,
-    rows, across, dim, start, step, length,
-    STEP: tl.constexpr, OUTER: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    rows, across, dim, start, step, length, shift,
+    STEP: tl.constexpr, OUTER: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, HOW: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0).to(tl.int64)
     row = (program // across) * ROWS + tl.arange(0, ROWS)
@@ -73,28 +91,35 @@ def _lay(
     rest, source, stride = row, row * 0, 1 + 0 * program
     taken = row < rows
     for k in tl.static_range(OUTER):
-        d: tl.constexpr = OUTER - 1 - k
-        away = rest % dims[d] - starts[d]
-        nth = away // steps[d]
-        taken &= (nth * steps[d] == away) & (nth >= 0) & (nth < lengths[d])
+        away = rest % dims[OUTER - 1 - k] - starts[OUTER - 1 - k]
+        nth = away // steps[OUTER - 1 - k]
+        taken &= (nth * steps[OUTER - 1 - k] == away) & (nth >= 0) & (nth < lengths[OUTER - 1 - k])
         source += nth * stride
-        stride *= lengths[d]
-        rest = rest // dims[d]
+        stride *= lengths[OUTER - 1 - k]
+        rest = rest // dims[OUTER - 1 - k]
     if STEP == 1:
-        nth = column - start
-        hit = (nth >= 0) & (nth < length)
+        place = column - start
+        hit = (place >= 0) & (place < length)
     elif STEP == -1:
-        nth = start - column
-        hit = (nth >= 0) & (nth < length)
+        place = start - column
+        hit = (place >= 0) & (place < length)
     else:
-        away = column - start
-        if STEP == 2:
-            nth = away >> 1
-            hit = nth * 2 == away
-        else:
-            nth = away // step
-            hit = nth * step == away
-        hit = hit & (nth >= 0) & (nth < length)
-    found = taken[:, None] & hit[None, :] & (column < dim)[None, :]
-    value = tl.load(dY + (source * length)[:, None] + nth[None, :], found, other=0)
+        place = (column - start) // step
+        hit = (place * step == column - start) & (place >= 0) & (place < length)
+    found = taken[:, None] & (hit & (column < dim))[None, :]
+    value = tl.load(dY + (source * length)[:, None] + place[None, :], found, other=0)
+    if HOW == 1:
+        value = _unsigned(value).to(dX.dtype.element_ty) << shift
+    elif HOW == 2:
+        value = ((value >> 16) & 0xFFFF) | (value << 16)
     tl.store(dX + (row * dim)[:, None] + column[None, :], value, (row < rows)[:, None] & (column < dim)[None, :])
+
+
+@triton.jit
+def _unsigned(word):
+    """The same bits as an unsigned number, so that a wider one begins with zeros."""
+    if word.dtype == tl.int16:
+        return word.to(tl.uint16, bitcast=True)
+    if word.dtype == tl.int32:
+        return word.to(tl.uint32, bitcast=True)
+    return word

@@ -1,4 +1,4 @@
-"""The activation functions of recurrent operators, and their slopes, in Triton; exact to a few roundings in any type."""
+"""Activation functions of recurrent operators, and their slopes, in Triton: exact to a few roundings in any type."""
 
 import triton
 import triton.language as tl

@@ -1,18 +1,34 @@
 """A call of an operator whose arrays are on a GPU: the same checks as on the CPU, then the Triton kernel."""
 
 import contextlib
-import inspect
+import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from onnxgrad import arguments, frameworks
 from onnxgrad.cuda.core.indices import BadIndex
 from onnxgrad.schema import Known
+from onnxgrad.tensor_types import TypeConstraint
 
 if TYPE_CHECKING:
     from onnxgrad.op import Input, Op
+
+
+class Plan(NamedTuple):
+    """What the checks of one call found, good for every call that looks the same."""
+
+    host: dict[int, Any]  # inputs that stay on the host, as arrays, by position
+    device: torch.device
+    like: int  # position of the first tensor
+    shapes: list[tuple[int, ...]]
+    dtypes: list[torch.dtype]
+    deterministic: bool  # whether the kernel asks for that
+
+
+MOST_PLANS = 1024
+_plans: dict[Any, Plan] = {}
 
 
 def run(
@@ -25,23 +41,67 @@ def run(
     deterministic: bool,
 ) -> tuple[Any, ...]:
     """The results, in kind of the first array that is on the GPU."""
-    inputs, like = _to_tensors(op.inputs, values)
-    device = next(x.device for x in inputs if isinstance(x, torch.Tensor))
-    shapes = op.output_shapes([_known(d, x) for d, x in zip(op.inputs, inputs, strict=True)], attributes)
+    looks = _looks(op, values)
+    plan = None if looks is None else _plans.get(looks)
+    if plan is None:
+        plan = _make_plan(op, values, attributes)
+        if looks is not None:
+            if len(_plans) >= MOST_PLANS:
+                _plans.clear()
+            _plans[looks] = plan
+    inputs = [
+        plan.host[k] if k in plan.host else None if values[k] is None else _to_tensor(values[k]).contiguous()
+        for k in range(len(op.inputs))
+    ]
     kernel = op.kernel("cuda")
-    options: dict[str, Any] = dict(attributes)
-    if "deterministic" in inspect.signature(kernel).parameters:
-        options["deterministic"] = deterministic
-    here = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
-    with here, torch.no_grad():
-        bad = BadIndex(device, check)
-        results = _results(op, out, shapes, inputs, wanted, device)
-        kernel(*inputs, *results, **options, bad=bad)
+    if plan.deterministic:
+        attributes["deterministic"] = deterministic
+    # Triton launches on torch's current device. The tensors are detached, so nothing is recorded for autograd.
+    elsewhere = plan.device.type == "cuda" and plan.device.index != torch.cuda.current_device()
+    with torch.cuda.device(plan.device) if elsewhere else contextlib.nullcontext():
+        bad = BadIndex(plan.device, check)
+        results = _results(op, out, plan, wanted)
+        kernel(*inputs, *results, **attributes, bad=bad)
         if (error := bad.error()) is not None:
             raise error
     if out is not None:
         return tuple(None if r is None else o for o, r in zip(out, results, strict=True))
+    like = values[plan.like]
     return tuple(None if r is None else frameworks.in_kind(r, like) for r in results)
+
+
+def _looks(op: "Op[..., Any]", values: Sequence[Any]) -> Any:
+    """All that the checks depend on, if it is quickly told: the checks of a call take longer than its launch."""
+    looks: list[Any] = [op]
+    for value in values:
+        if value.__class__ is torch.Tensor:
+            if not value.is_cuda:
+                return None
+            looks.append((value.shape, value.dtype, value.device))
+        elif value.__class__ is list or value.__class__ is tuple:
+            looks.append((list, *value))
+        elif value is None or value.__class__ in (int, float, str):
+            looks.append((value.__class__, value))
+        else:
+            return None
+    key = tuple(looks)
+    try:
+        hash(key)
+    except TypeError:  # a list of lists
+        return None
+    return key
+
+
+def _make_plan(op: "Op[..., Any]", values: Sequence[Any], attributes: dict[str, Any]) -> Plan:
+    inputs, like = _to_tensors(op.inputs, values)
+    shapes = op.output_shapes([_known(d, x) for d, x in zip(op.inputs, inputs, strict=True)], attributes)
+    host = {k: inputs[k] for k, entry in enumerate(op.inputs) if entry.constraint.on_host}
+    dtypes = [inputs[source].dtype for source in op.dtype_sources]
+    return Plan(host, inputs[like].device, like, shapes, dtypes, op.kernel_asks_for("cuda", "deterministic"))
+
+
+def _to_tensor(value: Any) -> torch.Tensor:
+    return value.detach() if isinstance(value, torch.Tensor) else torch.from_dlpack(value)
 
 
 def _known(declared: "Input", value: Any) -> Known | None:
@@ -50,8 +110,8 @@ def _known(declared: "Input", value: Any) -> Known | None:
     return Known(tuple(value.shape), tuple(value.tolist()) if declared.constraint.on_host else None)
 
 
-def _to_tensors(declared: Sequence["Input"], values: Sequence[Any]) -> tuple[list[Any], Any]:
-    """Host inputs as NumPy arrays, the others as contiguous tensors; and the first of these as it came."""
+def _to_tensors(declared: Sequence["Input"], values: Sequence[Any]) -> tuple[list[Any], int]:
+    """Host inputs as NumPy arrays, the others as tensors; and the position of the first of these."""
     host = [k for k, entry in enumerate(declared) if entry.constraint.on_host]
     for k in host:
         if frameworks.is_on_gpu(values[k]) and not _is_host_tensor(values[k]):
@@ -63,7 +123,7 @@ def _to_tensors(declared: Sequence["Input"], values: Sequence[Any]) -> tuple[lis
     for k, array in zip(host, arguments.to_arrays([declared[k] for k in host], plain), strict=True):
         inputs[k] = array
     chosen: dict[str, tuple[str, torch.dtype]] = {}
-    like, device, first = None, None, ""
+    like, device = -1, None
     for k, (entry, value) in enumerate(zip(declared, values, strict=False)):  # attributes follow
         if k in host or (value is None and entry.optional):
             continue
@@ -71,19 +131,29 @@ def _to_tensors(declared: Sequence["Input"], values: Sequence[Any]) -> tuple[lis
             raise TypeError(f"{entry.name} is None, expected an array of {arguments.list_types(entry)}")
         if not frameworks.is_on_gpu(value):
             raise TypeError(f"{entry.name} is a {type(value).__name__} on the host, expected an array on the GPU")
-        tensor = value.detach() if isinstance(value, torch.Tensor) else torch.from_dlpack(value)
-        if like is None:
-            like, device, first = value, tensor.device, entry.name
+        tensor = _to_tensor(value)
+        if like < 0:
+            like, device = k, tensor.device
         if tensor.device != device:
-            raise ValueError(f"{entry.name} is on {tensor.device}, expected {device} where {first} is")
-        name = str(tensor.dtype).removeprefix("torch.")
-        if name not in [str(d) for d in entry.constraint.dtypes]:
-            raise TypeError(f"{entry.name} is {name}, expected {arguments.list_types(entry)}")
+            raise ValueError(f"{entry.name} is on {tensor.device}, expected {device} where {declared[like].name} is")
+        if tensor.dtype not in _torch_types(entry.constraint):
+            raise TypeError(f"{entry.name} is {_name(tensor.dtype)}, expected {arguments.list_types(entry)}")
         source, dtype = chosen.setdefault(entry.constraint.name, (entry.name, tensor.dtype))
         if dtype != tensor.dtype:
-            raise TypeError(f"{entry.name} is {name}, expected {str(dtype).removeprefix('torch.')} as {source} is")
-        inputs[k] = tensor.contiguous()
+            raise TypeError(f"{entry.name} is {_name(tensor.dtype)}, expected {_name(dtype)} as {source} is")
+        inputs[k] = tensor
     return inputs, like
+
+
+@functools.cache
+def _torch_types(constraint: TypeConstraint) -> frozenset[torch.dtype]:
+    """The types of torch among those an input may have; they are named as NumPy's."""
+    found = (getattr(torch, str(dtype), None) for dtype in constraint.dtypes)
+    return frozenset(dtype for dtype in found if isinstance(dtype, torch.dtype))
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _is_host_tensor(value: Any) -> bool:
@@ -92,21 +162,15 @@ def _is_host_tensor(value: Any) -> bool:
 
 
 def _results(
-    op: "Op[..., Any]",
-    out: Sequence[Any] | None,
-    shapes: Sequence[Sequence[int]],
-    inputs: Sequence[Any],
-    wanted: frozenset[str] | None,
-    device: torch.device,
+    op: "Op[..., Any]", out: Sequence[Any] | None, plan: Plan, wanted: frozenset[str] | None
 ) -> tuple[torch.Tensor | None, ...]:
-    dtypes = [inputs[source].dtype for source in op.dtype_sources]
-    names = [output.name for output in op.outputs]
+    names = op.output_names
     if out is not None:
-        return _check_out(out, names, shapes, dtypes, wanted, device)
+        return _check_out(out, names, plan.shapes, plan.dtypes, wanted, plan.device)
     try:
         return tuple(
-            torch.empty(tuple(shape), dtype=dtype, device=device) if wanted is None or name in wanted else None
-            for name, shape, dtype in zip(names, shapes, dtypes, strict=True)
+            torch.empty(shape, dtype=dtype, device=plan.device) if wanted is None or name in wanted else None
+            for name, shape, dtype in zip(names, plan.shapes, plan.dtypes, strict=True)
         )
     except torch.OutOfMemoryError as error:
         raise MemoryError(f"the GPU has no room for the results: {str(error).split('.')[0]}") from None
@@ -130,9 +194,9 @@ def _check_out(
             continue
         if array is None or not frameworks.is_on_gpu(array):
             raise TypeError(f"out for {name} is a {type(array).__name__}, expected an array on the GPU")
-        tensor = array if isinstance(array, torch.Tensor) else torch.from_dlpack(array)
-        given = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)} on {tensor.device}"
-        asked = f"{str(dtype).removeprefix('torch.')}{list(shape)} on {device}"
+        tensor = _to_tensor(array)
+        given = f"{_name(tensor.dtype)}{list(tensor.shape)} on {tensor.device}"
+        asked = f"{_name(dtype)}{list(shape)} on {device}"
         if given != asked or not tensor.is_contiguous():
             raise ValueError(f"out for {name} is {given}, expected {asked}, contiguous")
         results.append(tensor if wanted is None or name in wanted else None)

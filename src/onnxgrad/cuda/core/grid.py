@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from onnxgrad.cuda.core.launch import INTERPRETED
+from onnxgrad.cuda.core.launch import INTERPRETED, ceil_div
 
 SMALLEST = 16  # rows and columns of a tile that tl.dot takes
 
@@ -31,8 +31,8 @@ def choose_tiling(rows: int, columns: int, gates: int, device: torch.device) -> 
     best, least = None, 0
     for n in (16, 32, 64, 128):
         for m in (16, 32, 64):
-            tiles = triton.cdiv(rows, n) * triton.cdiv(columns, m)
-            cost = triton.cdiv(tiles, processors) * (n + gates * m)
+            tiles = ceil_div(rows, n) * ceil_div(columns, m)
+            cost = ceil_div(tiles, processors) * (n + gates * m)
             if best is None or cost < least:
                 best, least = (n, m, tiles), cost
     assert best is not None

@@ -5,7 +5,7 @@ import triton.language as tl
 
 from onnxgrad.cuda.core.activate import slope
 from onnxgrad.cuda.core.grid import wait_for_all
-from onnxgrad.cuda.core.gru_forward import product
+from onnxgrad.cuda.core.gru_forward import product, reaches
 
 
 @triton.jit
@@ -35,10 +35,7 @@ def walk_back(
             column = (tile % across) * COLUMNS + tl.arange(0, COLUMNS)
             inside = (row < batch)[:, None] & (column < hidden)[None, :]
             own = row[:, None] * hidden + column[None, :]
-            if HAS_LENGTHS:
-                alive = inside & (t < tl.load(lengths + row, row < batch, other=0))[:, None]
-            else:
-                alive = inside
+            alive = inside & reaches(t, lengths, row, batch, HAS_LENGTHS)[:, None]
             gate = ZRH + t * all_step * 3 + row[:, None] * width + column[None, :]
             z = tl.load(gate, alive, other=0).to(kind)
             r = tl.load(gate + hidden, alive, other=0).to(kind)
@@ -74,10 +71,7 @@ def walk_back(
                 column = (tile % across) * COLUMNS + tl.arange(0, COLUMNS)
                 inside = (row < batch)[:, None] & (column < hidden)[None, :]
                 own = row[:, None] * hidden + column[None, :]
-                if HAS_LENGTHS:
-                    alive = inside & (t < tl.load(lengths + row, row < batch, other=0))[:, None]
-                else:
-                    alive = inside
+                alive = inside & reaches(t, lengths, row, batch, HAS_LENGTHS)[:, None]
                 flow = product(
                     step + 2 * hidden, width, weights + 2 * hidden, width, row, column, batch, hidden, hidden,
                     tl.zeros((ROWS, COLUMNS), kind), DEPTH, PRECISION,

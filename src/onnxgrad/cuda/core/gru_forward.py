@@ -33,6 +33,12 @@ def product(
 
 
 @triton.jit
+def reaches(t, lengths, row, batch, HAS_LENGTHS: tl.constexpr):
+    """Whether each row's sequence has a step t."""
+    return t < tl.load(lengths + row, row < batch, other=0) if HAS_LENGTHS else row < batch
+
+
+@triton.jit
 def clamped(x, clip, CLIPS: tl.constexpr):
     return tl.where(x != x, x, tl.minimum(tl.maximum(x, -clip), clip)) if CLIPS else x
 
@@ -74,7 +80,7 @@ def walk(
                 r = activate(F, clamped(r + tl.load(gate + hidden, inside, other=0), clip, CLIPS), f_alpha, f_beta)
                 state = tl.load(old + own, inside, other=0, cache_modifier=".cg")
                 out = ZRH + t * all_step * 3 + row[:, None] * 3 * hidden + column[None, :] + hidden
-                alive = t < tl.load(lengths + row, row < batch, other=0) if HAS_LENGTHS else row < batch
+                alive = reaches(t, lengths, row, batch, HAS_LENGTHS)
                 tl.store(out, to_type(tl.where(alive[:, None], r, 0), ZRH.dtype.element_ty), inside)
                 tl.store(scratch + own, z, inside)
                 tl.store(scratch + batch * hidden + own, r * state, inside)
@@ -87,7 +93,7 @@ def walk(
             own = row[:, None] * hidden + column[None, :]
             gate = before + (t * batch + row)[:, None] * 3 * hidden + column[None, :]
             out = ZRH + t * all_step * 3 + row[:, None] * 3 * hidden + column[None, :]
-            alive = t < tl.load(lengths + row, row < batch, other=0) if HAS_LENGTHS else row < batch
+            alive = reaches(t, lengths, row, batch, HAS_LENGTHS)
             zero = tl.zeros((ROWS, COLUMNS), kind)
             state = tl.load(old + own, inside, other=0, cache_modifier=".cg")
             Rh = R + 2 * hidden * hidden
@@ -123,7 +129,9 @@ def walk(
             result = (1 - z) * h + z * state
             tl.store(out, to_type(tl.where(alive[:, None], z, 0), ZRH.dtype.element_ty), inside)
             tl.store(out + 2 * hidden, to_type(tl.where(alive[:, None], h, 0), ZRH.dtype.element_ty), inside)
-            tl.store(HAll + t * all_step + own, to_type(tl.where(alive[:, None], result, 0), HAll.dtype.element_ty), inside)
+            tl.store(
+                HAll + t * all_step + own, to_type(tl.where(alive[:, None], result, 0), HAll.dtype.element_ty), inside
+            )
             tl.store(new + own, tl.where(alive[:, None], result, state), inside)
         meeting += 1
         wait_for_all(counter, meeting, PROGRAMS)

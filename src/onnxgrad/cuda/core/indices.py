@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from onnxgrad.arguments import index_error, length_error
-from onnxgrad.cuda.core.launch import launch
+from onnxgrad.cuda.core.launch import ceil_div, launch
 
 NONE_BAD = 2**63 - 1
 BLOCK = 1024
@@ -44,7 +44,7 @@ class BadIndex:
     def check(self, values: torch.Tensor, lowest: int, end: int) -> None:
         """Records the first value outside [lowest, end-1], where no kernel looks at them anyway."""
         if self.position is not None and values.numel():
-            programs = triton.cdiv(values.numel(), BLOCK)
+            programs = ceil_div(values.numel(), BLOCK)
             launch(_check, programs, values, self.position, values.numel(), lowest, end, BLOCK)
 
     def error(self) -> Exception | None:
@@ -65,13 +65,12 @@ def sorted_runs(indices: torch.Tensor, size: int, bad: BadIndex) -> tuple[torch.
     count = indices.numel()
     dtype = torch.int16 if size < 2**16 else torch.int32 if size < 2**31 else torch.int64
     keys = torch.empty(count, dtype=dtype, device=indices.device)
-    launch(
-        _make_keys, triton.cdiv(count, BLOCK), indices, keys, bad.position, count, size, BLOCK, bad.position is not None
-    )
-    keys, order = torch.sort(keys, stable=True)
     positions = torch.int32 if count < 2**31 else torch.int64
-    bounds = torch.zeros((2, size + 1), dtype=positions, device=indices.device)
-    launch(_find_runs, triton.cdiv(count, BLOCK), keys, bounds, count, size, BLOCK)
+    bounds = torch.empty((2, size + 1), dtype=positions, device=indices.device)
+    programs = ceil_div(max(count, 2 * (size + 1)), BLOCK)
+    launch(_make_keys, programs, indices, keys, bounds, bad.position, count, size, BLOCK, bad.position is not None)
+    keys, order = torch.sort(keys, stable=True)
+    launch(_find_runs, ceil_div(count, BLOCK), keys, bounds, count, size, BLOCK)
     return keys, order, bounds
 
 
@@ -82,7 +81,7 @@ def keys_offset(keys):
 
 
 @triton.jit
-def _make_keys(indices, keys, bad, count, size, BLOCK: tl.constexpr, CHECK: tl.constexpr):
+def _make_keys(indices, keys, bounds, bad, count, size, BLOCK: tl.constexpr, CHECK: tl.constexpr):
     position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     given = tl.load(indices + position, position < count, other=0).to(tl.int64)
     row = tl.where(given < 0, given + size, given)
@@ -93,6 +92,7 @@ def _make_keys(indices, keys, bad, count, size, BLOCK: tl.constexpr, CHECK: tl.c
             tl.atomic_min(bad, worst)
     row = tl.where(good, row, size) + keys_offset(keys)
     tl.store(keys + position, row.to(keys.dtype.element_ty), position < count)
+    tl.store(bounds + position, position.to(bounds.dtype.element_ty) * 0, position < 2 * (size + 1))
 
 
 @triton.jit

@@ -20,6 +20,11 @@ def launch(kernel: Any, programs: int, *args: Any, num_warps: int = 4, **options
     kernel[(programs,)](*args, num_warps=num_warps, **options)
 
 
+def ceil_div(a: int, b: int) -> int:
+    """a / b rounded up; triton's own takes its time."""
+    return -(-a // b)
+
+
 def power_of_two(number: int) -> int:
     """The smallest one that is not less."""
     return 1 << max(0, number - 1).bit_length()

@@ -1,0 +1,155 @@
+"""ONNX's Gather, GatherElements, Slice and GRU for torch, with onnxgrad's kernels behind their gradients.
+
+They take tensors on the CPU or a GPU and work with torch.autograd like torch's own functions. gather_elements and slice
+can be differentiated any number of times, gather too; gru once.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from onnxgrad.ops.gather import gather_grad
+from onnxgrad.ops.gather_elements import gather_elements_grad
+from onnxgrad.ops.gru import gru_grad, gru_training
+from onnxgrad.ops.slice import slice_grad, slice_ranges
+
+__all__ = ["gather", "gather_elements", "gru", "slice"]
+
+
+def gather(data: torch.Tensor, indices: torch.Tensor, axis: int = 0) -> torch.Tensor:
+    """ONNX's Gather: whole slices of `data` along `axis`, in the order of `indices` (int32 or int64, any shape)."""
+    return _Gather.apply(data, indices, axis)  # type: ignore[no-any-return]
+
+
+def gather_elements(data: torch.Tensor, indices: torch.Tensor, axis: int = 0) -> torch.Tensor:
+    """ONNX's GatherElements: single elements of `data`, the index standing in for the coordinate along `axis`."""
+    return _GatherElements.apply(data, indices, axis)  # type: ignore[no-any-return]
+
+
+def slice(
+    data: torch.Tensor,
+    starts: Sequence[int],
+    ends: Sequence[int],
+    axes: Sequence[int] | None = None,
+    steps: Sequence[int] | None = None,
+) -> torch.Tensor:
+    """ONNX's Slice; unlike torch's own indexing it takes negative steps."""
+    return _Slice.apply(data, tuple(starts), tuple(ends), axes and tuple(axes), steps and tuple(steps))  # type: ignore[no-any-return]
+
+
+def gru(
+    X: torch.Tensor,
+    W: torch.Tensor,
+    R: torch.Tensor,
+    B: torch.Tensor | None = None,
+    SL: torch.Tensor | None = None,
+    Ht0: torch.Tensor | None = None,
+    **attributes: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """ONNX's GRU: every state [S, D, N, H] and the last one [D, N, H]; the attributes are those of gru_training."""
+    return _GRU.apply(attributes, X, W, R, B, SL, Ht0)  # type: ignore[no-any-return]
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, data: torch.Tensor, indices: torch.Tensor, axis: int) -> torch.Tensor:
+        ctx.save_for_backward(indices)
+        ctx.shape, ctx.axis = tuple(data.shape), axis
+        axis = axis % data.ndim
+        rows = torch.where(indices < 0, indices + data.shape[axis], indices).reshape(-1)
+        shape = (*data.shape[:axis], *indices.shape, *data.shape[axis + 1 :])
+        return data.index_select(axis, rows).reshape(shape)
+
+    @staticmethod
+    def backward(ctx: Any, dY: torch.Tensor) -> Any:
+        return _GatherGrad.apply(dY, ctx.saved_tensors[0], ctx.shape, ctx.axis), None, None
+
+
+class _GatherGrad(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, dY: torch.Tensor, indices: torch.Tensor, shape: tuple[int, ...], axis: int) -> torch.Tensor:
+        ctx.save_for_backward(indices)
+        ctx.axis = axis
+        # Gather itself has looked at the indices.
+        return gather_grad(shape, indices, dY, axis, check=False)  # type: ignore
+
+    @staticmethod
+    def backward(ctx: Any, ddX: torch.Tensor) -> Any:
+        return _Gather.apply(ddX, ctx.saved_tensors[0], ctx.axis), None, None, None
+
+
+class _GatherElements(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, data: torch.Tensor, indices: torch.Tensor, axis: int) -> torch.Tensor:
+        ctx.save_for_backward(indices)
+        ctx.shape, ctx.axis = tuple(data.shape), axis
+        places = torch.where(indices < 0, indices + data.shape[axis], indices)
+        return data.gather(axis, places.to(torch.int64))
+
+    @staticmethod
+    def backward(ctx: Any, dY: torch.Tensor) -> Any:
+        return _GatherElementsGrad.apply(dY, ctx.saved_tensors[0], ctx.shape, ctx.axis), None, None
+
+
+class _GatherElementsGrad(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, dY: torch.Tensor, indices: torch.Tensor, shape: tuple[int, ...], axis: int) -> torch.Tensor:
+        ctx.save_for_backward(indices)
+        ctx.axis = axis
+        # torch's own switch decides, as for its scatter_add.
+        only_same_bits = torch.are_deterministic_algorithms_enabled()
+        return gather_elements_grad(dY, shape, indices, axis, check=False, deterministic=only_same_bits)  # type: ignore
+
+    @staticmethod
+    def backward(ctx: Any, ddX: torch.Tensor) -> Any:
+        return _GatherElements.apply(ddX, ctx.saved_tensors[0], ctx.axis), None, None, None
+
+
+class _Slice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, data: torch.Tensor, *where: Any) -> torch.Tensor:
+        ctx.shape, ctx.where = tuple(data.shape), where
+        out = data
+        for axis, taken in enumerate(slice_ranges(data.shape, *where)):
+            if taken == (0, 1, data.shape[axis]):
+                continue
+            places = taken.start + taken.step * torch.arange(taken.length, device=data.device)
+            out = out.index_select(axis, places)
+        return out.clone()
+
+    @staticmethod
+    def backward(ctx: Any, dY: torch.Tensor) -> Any:
+        return _SliceGrad.apply(dY, ctx.shape, *ctx.where), None, None, None, None
+
+
+class _SliceGrad(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, dY: torch.Tensor, shape: tuple[int, ...], *where: Any) -> torch.Tensor:
+        ctx.where = where
+        return slice_grad(dY, shape, *where)  # type: ignore
+
+    @staticmethod
+    def backward(ctx: Any, ddX: torch.Tensor) -> Any:
+        return _Slice.apply(ddX, *ctx.where), None, None, None, None, None
+
+
+class _GRU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, attributes: dict[str, Any], *inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        HAll, HFinal, ZRH = gru_training(*inputs, **attributes)
+        ctx.attributes = attributes
+        ctx.save_for_backward(*inputs, HAll, ZRH)
+        return HAll, HFinal  # type: ignore[return-value]
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # type: ignore[misc]
+    def backward(ctx: Any, dHAll: torch.Tensor, dHFinal: torch.Tensor) -> Any:
+        X, W, R, B, SL, Ht0, HAll, ZRH = ctx.saved_tensors
+        names = ("dX", "dW", "dR", "dB", None, "dH0")
+        wanted = [name for name, asked in zip(names, ctx.needs_input_grad[1:], strict=True) if name and asked]
+        results = gru_grad(
+            X, W, R, B, SL, Ht0, HAll, ZRH, dHAll, dHFinal, **ctx.attributes, outputs=wanted, check=False
+        )  # type: ignore
+        dX, dW, dR, dB, dH0 = results
+        return None, dX, dW, dR, dB, None, dH0
