@@ -9,22 +9,20 @@ from typing import Any
 
 import torch
 
-from onnxgrad.ops.gather import gather_grad
-from onnxgrad.ops.gather_elements import gather_elements_grad
-from onnxgrad.ops.gru import gru_grad, gru_training
-from onnxgrad.ops.slice import slice_grad, slice_ranges
+from onnxgrad import gather_elements_grad, gather_grad, gru_grad, gru_training, slice_grad
+from onnxgrad.ops.slice import slice_ranges
 
 __all__ = ["gather", "gather_elements", "gru", "slice"]
 
 
 def gather(data: torch.Tensor, indices: torch.Tensor, axis: int = 0) -> torch.Tensor:
     """ONNX's Gather: whole slices of `data` along `axis`, in the order of `indices` (int32 or int64, any shape)."""
-    return _Gather.apply(data, indices, axis)  # type: ignore[no-any-return]
+    return _Gather.apply(data, indices, axis)
 
 
 def gather_elements(data: torch.Tensor, indices: torch.Tensor, axis: int = 0) -> torch.Tensor:
     """ONNX's GatherElements: single elements of `data`, the index standing in for the coordinate along `axis`."""
-    return _GatherElements.apply(data, indices, axis)  # type: ignore[no-any-return]
+    return _GatherElements.apply(data, indices, axis)
 
 
 def slice(
@@ -35,7 +33,7 @@ def slice(
     steps: Sequence[int] | None = None,
 ) -> torch.Tensor:
     """ONNX's Slice; unlike torch's own indexing it takes negative steps."""
-    return _Slice.apply(data, tuple(starts), tuple(ends), axes and tuple(axes), steps and tuple(steps))  # type: ignore[no-any-return]
+    return _Slice.apply(data, tuple(starts), tuple(ends), axes and tuple(axes), steps and tuple(steps))
 
 
 def gru(
@@ -48,7 +46,7 @@ def gru(
     **attributes: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """ONNX's GRU: every state [S, D, N, H] and the last one [D, N, H]; the attributes are those of gru_training."""
-    return _GRU.apply(attributes, X, W, R, B, SL, Ht0)  # type: ignore[no-any-return]
+    return _GRU.apply(attributes, X, W, R, B, SL, Ht0)
 
 
 class _Gather(torch.autograd.Function):
@@ -72,7 +70,7 @@ class _GatherGrad(torch.autograd.Function):
         ctx.save_for_backward(indices)
         ctx.axis = axis
         # Gather itself has looked at the indices.
-        return gather_grad(shape, indices, dY, axis, check=False)  # type: ignore
+        return gather_grad(shape, indices, dY, axis, check=False)
 
     @staticmethod
     def backward(ctx: Any, ddX: torch.Tensor) -> Any:
@@ -99,7 +97,7 @@ class _GatherElementsGrad(torch.autograd.Function):
         ctx.axis = axis
         # torch's own switch decides, as for its scatter_add.
         only_same_bits = torch.are_deterministic_algorithms_enabled()
-        return gather_elements_grad(dY, shape, indices, axis, check=False, deterministic=only_same_bits)  # type: ignore
+        return gather_elements_grad(dY, shape, indices, axis, check=False, deterministic=only_same_bits)
 
     @staticmethod
     def backward(ctx: Any, ddX: torch.Tensor) -> Any:
@@ -127,7 +125,7 @@ class _SliceGrad(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, dY: torch.Tensor, shape: tuple[int, ...], *where: Any) -> torch.Tensor:
         ctx.where = where
-        return slice_grad(dY, shape, *where)  # type: ignore
+        return slice_grad(dY, shape, *where)
 
     @staticmethod
     def backward(ctx: Any, ddX: torch.Tensor) -> Any:
@@ -140,16 +138,16 @@ class _GRU(torch.autograd.Function):
         HAll, HFinal, ZRH = gru_training(*inputs, **attributes)
         ctx.attributes = attributes
         ctx.save_for_backward(*inputs, HAll, ZRH)
-        return HAll, HFinal  # type: ignore[return-value]
+        return HAll, HFinal
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[misc]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dHAll: torch.Tensor, dHFinal: torch.Tensor) -> Any:
         X, W, R, B, SL, Ht0, HAll, ZRH = ctx.saved_tensors
         names = ("dX", "dW", "dR", "dB", None, "dH0")
         wanted = [name for name, asked in zip(names, ctx.needs_input_grad[1:], strict=True) if name and asked]
         results = gru_grad(
             X, W, R, B, SL, Ht0, HAll, ZRH, dHAll, dHFinal, **ctx.attributes, outputs=wanted, check=False
-        )  # type: ignore
+        )
         dX, dW, dR, dB, dH0 = results
         return None, dX, dW, dR, dB, None, dH0

@@ -35,7 +35,7 @@ def slice_grad(
     carrier = CARRIERS[dX.itemsize]
     terms: Array = flat(dY).view(carrier)
     result: Array = dX.view(carrier).reshape(-1)
-    *outer, (dim, last) = merged_ranges(dX, starts, ends, axes, steps)
+    *outer, (dim, last) = merged_ranges(dX.shape, starts, ends, axes, steps)
     # One row per dimension but the last: length in dX, start, step, length in dY, stride in dY.
     dims, y_stride = np.empty((len(outer), 5), np.int64), last.length
     for d in reversed(range(len(outer))):

@@ -260,7 +260,7 @@ def _sum_groups(
                 index = tl.load(indices + place, exists, other=0).to(tl.int64)
                 index = tl.where(index < 0, index + size, index)
                 good = exists & (index >= 0) & (index < size)
-                if CHECK:
+                if CHECK:  # noqa: SIM102
                     if w == 0:
                         _record(bad, exists & ~good, place)
                 term = tl.load(dY + place, exists, other=0).to(tl.float32)

@@ -34,7 +34,7 @@ def slice_grad(
     if dY.numel() == 0:
         dX.view(torch.uint8).zero_()
         return
-    dims = merged_ranges(dX, starts, ends, axes, steps)
+    dims = merged_ranges(tuple(dX.shape), starts, ends, axes, steps)
     width = dX.element_size()
     read, written, how = WORDS[min(8, width)], WORDS[min(8, width)], COPIED
     shift = 0

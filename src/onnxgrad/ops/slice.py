@@ -39,17 +39,17 @@ def slice_ranges(
     return ranges
 
 
-def ranges_of(dX: Array, starts: Array, ends: Array, axes: Array | None, steps: Array | None) -> list[Range]:
+def ranges_of(dims: Sequence[int], starts: Array, ends: Array, axes: Array | None, steps: Array | None) -> list[Range]:
     """The same for arrays."""
     lists = (None if a is None else a.tolist() for a in (axes, steps))
-    return slice_ranges(dX.shape, starts.tolist(), ends.tolist(), *lists)
+    return slice_ranges(dims, starts.tolist(), ends.tolist(), *lists)
 
 
 def merged_ranges(
-    dX: Array, starts: Array, ends: Array, axes: Array | None, steps: Array | None
+    shape: Sequence[int], starts: Array, ends: Array, axes: Array | None, steps: Array | None
 ) -> list[tuple[int, Range]]:
     """Length and range of each axis, neighbours joined wherever what is read lies in one piece or at one step."""
-    dims = list(zip(dX.shape, ranges_of(dX, starts, ends, axes, steps), strict=True))
+    dims = list(zip(shape, ranges_of(shape, starts, ends, axes, steps), strict=True))
     merged = [dims[0]]
     for dim, taken in dims[1:]:
         before, outer = merged[-1]
@@ -138,6 +138,6 @@ def slice_grad(
     element 0), what lies outside is clamped.
     """
     dX = np.zeros(shape.tolist(), dY.dtype)
-    ranges = ranges_of(dX, starts, ends, axes, steps)
+    ranges = ranges_of(dX.shape, starts, ends, axes, steps)
     dX[tuple(r.as_slice() for r in ranges)] = dY
     return dX

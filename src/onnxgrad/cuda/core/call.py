@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import torch.utils.dlpack
 
 from onnxgrad import arguments, frameworks
 from onnxgrad.cuda.core.indices import BadIndex
@@ -101,7 +102,7 @@ def _make_plan(op: "Op[..., Any]", values: Sequence[Any], attributes: dict[str, 
 
 
 def _to_tensor(value: Any) -> torch.Tensor:
-    return value.detach() if isinstance(value, torch.Tensor) else torch.from_dlpack(value)
+    return value.detach() if isinstance(value, torch.Tensor) else torch.utils.dlpack.from_dlpack(value)
 
 
 def _known(declared: "Input", value: Any) -> Known | None:

@@ -8,6 +8,7 @@ import triton.language as tl
 
 # Set by TRITON_INTERPRET=1 before the import: kernels then run in Python, on tensors of the CPU.
 INTERPRETED = bool(triton.knobs.runtime.interpret)
+CUTS_OFF = tl.constexpr(INTERPRETED)  # the interpreter cuts off the bits that bfloat16 has not
 MOST_PROGRAMS = 2**31 - 1  # in the first dimension of a grid, the only one used
 
 
@@ -38,16 +39,8 @@ def sums_dtype(dtype: torch.dtype) -> torch.dtype:
 @triton.jit
 def to_type(x, KIND: tl.constexpr):
     """x in another type, rounded to nearest even."""
+    if CUTS_OFF and KIND == tl.bfloat16:  # noqa: SIM300
+        bits = x.to(tl.float32).to(tl.int32, bitcast=True)
+        bits = tl.where(x != x, bits | 0x400000, bits + 0x7FFF + ((bits >> 16) & 1))
+        return (bits >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
     return x.to(KIND)
-
-
-if INTERPRETED:
-
-    @triton.jit
-    def to_type(x, KIND: tl.constexpr):
-        """The same; the interpreter itself would cut the bits off that bfloat16 has not."""
-        if KIND == tl.bfloat16:
-            bits = x.to(tl.float32).to(tl.int32, bitcast=True)
-            bits = tl.where(x != x, bits | 0x400000, bits + 0x7FFF + ((bits >> 16) & 1))
-            return (bits >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
-        return x.to(KIND)
