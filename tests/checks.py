@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import CodeType
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -119,9 +120,36 @@ def poisoned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
     return array
 
 
+def examples(count: int) -> int:
+    """How many examples a test of any input draws; Triton's interpreter takes its time for each of them."""
+    return min(count, 8) if DEVICE == "interpreter" else count
+
+
+def call(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """A plain call on the device under test, NumPy's arrays in and out, for tests with an expectation of their own."""
+    if DEVICE == "cpu" or op.on_host_only:
+        return op(*args, **kwargs)
+    from tests.gpu import call_on_gpu
+
+    return call_on_gpu(op, args, kwargs)
+
+
+def reaches_device(test: Any) -> bool:
+    """Whether a test goes through this harness; one that does not runs the CPU's kernels, whatever the device."""
+    test = test.hypothesis.inner_test if hasattr(test, "hypothesis") else test
+    pending, names = [test.__code__], set()
+    while pending:
+        code = pending.pop()
+        names.update(code.co_names)
+        pending += [inside for inside in code.co_consts if isinstance(inside, CodeType)]
+    used = [f for f in map(test.__globals__.get, names) if inspect.isfunction(f) and f is not test]
+    helpers = [f for f in used if f.__module__ == test.__module__]
+    return any(f in (call, check, check_refused) for f in used) or any(map(reaches_device, helpers))
+
+
 def check(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Runs the kernel in every way there is and compares with the definition; gives the plain call's result."""
-    if DEVICE != "cpu" and not all(i.constraint.on_host for i in op.inputs):
+    if DEVICE != "cpu" and not op.on_host_only:
         from tests.gpu import check_on_gpu
 
         return check_on_gpu(op, args, kwargs)
@@ -266,7 +294,7 @@ def check_refused(
     op: Any, error: type[Exception], text: str, *args: Any, out: Any = None, kernel: bool = True, **kwargs: Any
 ) -> None:
     """The definition, the call and `into` all raise exactly this sentence, and `into` writes nothing."""
-    if DEVICE != "cpu" and kernel and not all(i.constraint.on_host for i in op.inputs):
+    if DEVICE != "cpu" and kernel and not op.on_host_only:
         from tests.gpu import check_refused_on_gpu
 
         check_refused_on_gpu(op, error, text, args, kwargs, out)

@@ -1,5 +1,6 @@
 """The harness for kernels on a GPU, or in Triton's interpreter: NumPy's arrays go in as tensors and come out again."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,8 @@ TWINS = {
 NUMPY_TWINS = {twin: dtype for dtype, (twin, _) in TWINS.items()}
 # What check() was asked for and this device cannot show; printed after the tests.
 LEFT_OUT: dict[str, int] = {}
+# Elements of all inputs and results together; the interpreter takes seconds for some ten thousand.
+MOST_ELEMENTS = 20_000 if DEVICE == "interpreter" else None
 
 torch.backends.cudnn.allow_tf32 = False  # the bounds are those of float32
 
@@ -38,17 +41,16 @@ def to_tensor(array: np.ndarray) -> torch.Tensor:
     array = np.asarray(array)
     if not array.dtype.isnative or array.ndim > 64:
         raise NoTensorError(f"{array.dtype} with {array.ndim} dimensions")
-    if not array.flags.aligned or any(s < 0 for s in array.strides) or not array.flags.writeable:
+    if not array.flags.aligned or any(s < 0 for s in array.strides):
         array = array.copy()
-    if array.dtype in TWINS:
-        twin, bits = TWINS[array.dtype]
-        return torch.from_numpy(array.view(bits)).view(twin).to(TORCH_DEVICE)
+    twin, bits = TWINS.get(array.dtype, (None, array.dtype))
     try:
-        tensor = torch.from_numpy(array)
+        with warnings.catch_warnings():  # no kernel writes to its inputs; check_on_gpu sees to that
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
+            tensor = torch.from_numpy(array.view(bits))
     except TypeError:
         raise NoTensorError(str(array.dtype)) from None
-    # A tensor without elements in the way keeps its strides when it moves.
-    return tensor.to(TORCH_DEVICE)
+    return (tensor if twin is None else tensor.view(twin)).to(TORCH_DEVICE)
 
 
 def to_array(tensor: torch.Tensor) -> np.ndarray:
@@ -67,61 +69,75 @@ def poisoned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> torch.Tensor:
     return to_tensor(array)
 
 
-def tensors_of(op: Any, args: tuple[Any, ...]) -> list[Any]:
+def tensors_of(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     """The arguments, those that belong on the device as tensors of it."""
-    moved = []
-    for k, value in enumerate(args):
-        on_device = k < len(op.inputs) and not op.inputs[k].constraint.on_host and value is not None
-        if not on_device:
-            moved.append(value)
-            continue
-        array = value if isinstance(value, (np.ndarray, np.generic)) else np.array(value)
-        if op.inputs[k].name == "SL":
-            array = array.astype(np.int32)
-        moved.append(to_tensor(array))
-    return moved
+    on_device = {i.name for i in op.inputs if not i.constraint.on_host}
+
+    def moved(name: str, value: Any) -> Any:
+        if name not in on_device or value is None:
+            return value
+        if isinstance(value, (np.ndarray, np.generic)):
+            return to_tensor(value)
+        array = np.array(value)
+        return to_tensor(array.astype(np.int32) if name == "SL" else array)
+
+    names = [i.name for i in op.inputs]
+    by_position = [moved(names[k] if k < len(names) else "", value) for k, value in enumerate(args)]
+    return by_position, {name: moved(name, value) for name, value in kwargs.items()}
+
+
+def arrays_of(result: Any) -> Any:
+    """A result, or several of them, as NumPy's."""
+    if isinstance(result, tuple):
+        return tuple(None if r is None else to_array(r) for r in result)
+    return to_array(result)
+
+
+def call_on_gpu(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """One call, and what it gives."""
+    tensors, named = tensors_of(op, args, kwargs)
+    return arrays_of(op(*tensors, **named))
 
 
 def check_on_gpu(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A call, a second one, one into poisoned tensors and a captured one give the same right bits."""
+    """A call, one into poisoned tensors and a captured one give the same right bits."""
     expected, bounds = expect(op, *args, **kwargs)
     dtype = result_dtype(op, args, kwargs)
+    elements = sum(np.size(a) for a in (*args, *kwargs.values(), *expected) if isinstance(a, (np.ndarray, np.generic)))
+    if MOST_ELEMENTS is not None and elements > MOST_ELEMENTS:
+        leave_out(f"{op.name}: larger than the interpreter does in reasonable time")
+        return op(*args, **kwargs)
     try:
-        tensors = tensors_of(op, args)
+        tensors, named = tensors_of(op, args, kwargs)
     except NoTensorError as kind:
         leave_out(f"{op.name}: torch has no tensors of {kind}")
         return op(*args, **kwargs)
-    before = [to_array(t).tobytes() for t in tensors if isinstance(t, torch.Tensor)]
-    result = op(*tensors, **kwargs)
-    results = tuple(None if r is None else to_array(r) for r in as_tuple(result))
+    inputs = [t for t in (*tensors, *named.values()) if isinstance(t, torch.Tensor)]
+    before = [to_array(t).tobytes() for t in inputs]
+    result = op(*tensors, **named)
+    results = as_tuple(arrays_of(result))
     assert_as_expected(op, results, expected, bounds, dtype)
     assert all(r is None or r.device.type == TORCH_DEVICE for r in as_tuple(result))
     # Without anything to check there is no waiting for the GPU; the bits are the same.
-    for outcome in (_into(op, tensors, kwargs, expected, dtype), _captured(op, tensors, kwargs)):
+    out = [None if e is None else poisoned(e.shape, dtype) for e in expected]
+    outcomes = [as_tuple(op.into(out, *tensors, **named, check=False))]
+    if DEVICE == "cuda":
+        outcomes.append(_captured(op, tensors, named))
+    for outcome in outcomes:
         for output, mine, wanted in zip(op.outputs, outcome, results, strict=True):
             assert wanted is None or same_bits(to_array(mine), wanted), f"{output.name} differs from call to call"
     if op.name == "GatherElementsGrad":
-        loose = op(*tensors, **kwargs, deterministic=False)
+        loose = op(*tensors, **named, deterministic=False)
         assert_as_expected(op, (to_array(loose),), expected, bounds, dtype)
-    after = [to_array(t).tobytes() for t in tensors if isinstance(t, torch.Tensor)]
-    assert before == after, f"{op.name} changed an input"
-    if isinstance(result, tuple):
-        return results
-    return results[0]
+    assert before == [to_array(t).tobytes() for t in inputs], f"{op.name} changed an input"
+    return results if isinstance(result, tuple) else results[0]
 
 
-def _into(op: Any, tensors: list[Any], kwargs: dict[str, Any], expected: Any, dtype: Any) -> tuple[Any, ...]:
-    out = [None if e is None else poisoned(e.shape, dtype) for e in expected]
-    return as_tuple(op.into(out, *tensors, **kwargs, check=False))
-
-
-def _captured(op: Any, tensors: list[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """The result of replaying a captured call; on the interpreter, of one more call."""
-    if DEVICE != "cuda":
-        return as_tuple(op(*tensors, **kwargs))
+def _captured(op: Any, tensors: list[Any], named: dict[str, Any]) -> tuple[Any, ...]:
+    """The result of replaying a captured call."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        results = as_tuple(op(*tensors, **kwargs))
+        results = as_tuple(op(*tensors, **named))
     for r in results:
         if r is not None:
             r.view(torch.uint8).fill_(0xFF) if r.dim() else None
@@ -130,26 +146,33 @@ def _captured(op: Any, tensors: list[Any], kwargs: dict[str, Any]) -> tuple[Any,
     return results
 
 
-# Sentences that speak of NumPy's arrays and lists: on a GPU there are others, tested in tests/cuda.
-ONLY_ON_CPU = ("a NumPy array of", "holds bool values", "indices is a", "fit int", "aligned", "is None", "is object")
+# Sentences that speak of NumPy's arrays and lists: on a GPU there are others, tested in tests/test_cuda_calls.py.
+ONLY_ON_CPU = ("a NumPy array of", "indices holds bool values", "SL holds values")
 
 
 def check_refused_on_gpu(
     op: Any, error: type[Exception], text: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
 ) -> None:
-    """The call and `into` raise the sentence of the CPU, and `into` writes nothing it was refused to."""
+    """The call and `into` raise the sentence of the CPU; `into` writes nothing if no kernel had to find it out."""
     if error is MemoryError or any(words in text for words in ONLY_ON_CPU):
         leave_out(f"{op.name}: the sentence is about NumPy's arrays or the host's memory")
         return
     try:
-        tensors = tensors_of(op, args)
+        tensors, named = tensors_of(op, args, kwargs)
     except (NoTensorError, ValueError, TypeError):
         leave_out(f"{op.name}: no tensor can be wrong in this way")
         return
-    if not any(isinstance(t, torch.Tensor) for t in tensors):
+    if not any(isinstance(t, torch.Tensor) for t in (*tensors, *named.values())):
         leave_out(f"{op.name}: no argument is on a device")
         return
-    calls: list[Callable[[], Any]] = [lambda: op(*tensors, **kwargs)]
+    given = as_tuple(np.full(1, np.nan, np.float32) if out is None else out)
+    outs = tuple(None if o is None else to_tensor(o) for o in given)
+    before = [None if o is None else to_array(o).tobytes() for o in outs]
+    calls: list[Callable[[], Any]] = [lambda: op(*tensors, **named), lambda: op.into(outs, *tensors, **named)]
     for call in calls:
         with raises(error, f"{op.name}: {text}"):
             call()
+    if error is IndexError or text.startswith("SL["):
+        return
+    for tensor, content in zip(outs, before, strict=True):
+        assert tensor is None or to_array(tensor).tobytes() == content, f"{op.name} wrote though it refused the call"

@@ -1,13 +1,14 @@
 """GRUTraining and GRUGrad: the kernels against their definitions, for every type, size, layout and output choice."""
 
 import itertools
+from functools import partial
 
 import numpy as np
 import pytest
 from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
-from tests.checks import FLOATS, check, layouts, on_threads, same_bits
+from tests.checks import FLOATS, call, check, examples, layouts, on_threads, same_bits
 from tests.gru_cases import DIRECTIONS, GRADIENTS, OPTIONALS, case
 
 from onnxgrad import gru_grad, gru_training
@@ -114,11 +115,11 @@ def test_saturated_gates(linear_before_reset):
 def test_rows_do_not_mix(direction, linear_before_reset):
     given = case(S=3, N=19, inputs=5, H=18, direction=direction, dtype=np.float32)
     attributes = {"direction": direction, "linear_before_reset": linear_before_reset}
-    clean = gru_training(*given.forward, **attributes)
+    clean = call(gru_training, *given.forward, **attributes)
     dirty = given.X.copy()
     dirty[1, 7] = np.nan
     rest = np.arange(19) != 7
-    for before, after in zip(clean, gru_training(dirty, *given.forward[1:], **attributes), strict=True):
+    for before, after in zip(clean, call(gru_training, dirty, *given.forward[1:], **attributes), strict=True):
         axis = before.ndim - 2
         assert same_bits(np.compress(rest, before, axis), np.compress(rest, after, axis))
 
@@ -126,8 +127,8 @@ def test_rows_do_not_mix(direction, linear_before_reset):
 @pytest.mark.parametrize("linear_before_reset", [0, 1])
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("name", ["X", "HAll", "ZRH", "dHAll"])
-@pytest.mark.parametrize("call", ["definition", "kernel"])
-def test_what_lies_past_a_rows_length_is_never_used(call, name, direction, linear_before_reset):
+@pytest.mark.parametrize("how", ["definition", "kernel"])
+def test_what_lies_past_a_rows_length_is_never_used(how, name, direction, linear_before_reset):
     given = case(S=6, N=5, inputs=3, H=4, direction=direction, lengths=True, dtype=np.float32)
     attributes = {"direction": direction, "linear_before_reset": linear_before_reset, "clip": 2.0}
     names = ["X", "W", "R", "B", "SL", "Ht0", "HAll", "ZRH", "dHAll", "dHFinal"]
@@ -135,12 +136,11 @@ def test_what_lies_past_a_rows_length_is_never_used(call, name, direction, linea
     clean, dirty = inputs[name].copy(), inputs[name].copy()
     for n, length in enumerate(given.SL):
         clean[length:, ..., n, :], dirty[length:, ..., n, :] = 0, np.nan
-    grad = gru_grad.definition if call == "definition" else gru_grad
+    grad, train = (op.definition if how == "definition" else partial(call, op) for op in (gru_grad, gru_training))
     expected = grad(**{**inputs, name: clean}, **attributes)
     for output, want, got in zip(GRADIENTS, expected, grad(**{**inputs, name: dirty}, **attributes), strict=True):
         assert same_bits(want, got), f"garbage in {name} past the lengths reached {output}"
     if name == "X":
-        train = gru_training.definition if call == "definition" else gru_training
         expected = train(clean, *given.forward[1:], **attributes)
         for want, got in zip(expected, train(dirty, *given.forward[1:], **attributes), strict=True):
             assert same_bits(want, got), "garbage in X past the lengths reached the states"
@@ -153,10 +153,10 @@ def test_only_the_outputs_asked_for(direction, linear_before_reset, lengths):
     given = case(S=3, N=5, inputs=4, H=6, direction=direction, lengths=lengths, dtype=np.float32)
     attributes = {"direction": direction, "linear_before_reset": linear_before_reset}
     backward = given.backward(**attributes)
-    everything = gru_grad(*backward, **attributes)
+    everything = call(gru_grad, *backward, **attributes)
     for count in range(6):
         for names in itertools.combinations(GRADIENTS, count):
-            some = gru_grad(*backward, **attributes, outputs=names)
+            some = call(gru_grad, *backward, **attributes, outputs=names)
             plain = gru_grad.definition(*backward, **attributes, outputs=names)
             for name, want, got, defined in zip(GRADIENTS, everything, some, plain, strict=True):
                 assert (defined is None) == (name not in names)
@@ -214,7 +214,7 @@ def test_same_bits_on_any_number_of_threads(dtype):
             assert all(same_bits(a, b) for a, b in zip(results[0], other, strict=True))
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=examples(40), deadline=None, derandomize=True)
 @drawn(st.data())
 def test_any_size(data):
     S, N, inputs, H = (
@@ -234,9 +234,9 @@ def test_any_size(data):
 
 def test_the_defaults_spelled_out_change_nothing():
     given = case(S=3, N=4, inputs=5, H=6, dtype=np.float32)
-    plain = gru_training(*given.forward)
-    spelled = gru_training(
-        *given.forward, hidden_size=np.int64(6), linear_before_reset=0, direction="forward",
+    plain = call(gru_training, *given.forward)
+    spelled = call(
+        gru_training, *given.forward, hidden_size=np.int64(6), linear_before_reset=0, direction="forward",
         activations=["SIGMOID", "tanh"], activation_alpha=[], activation_beta=(), clip=float("inf"),
     )  # fmt: skip
     assert all(same_bits(a, b) for a, b in zip(plain, spelled, strict=True))

@@ -12,16 +12,21 @@ import triton
 import triton.language as tl
 
 from onnxgrad.cuda.core.indices import BadIndex, keys_offset, sorted_runs
-from onnxgrad.cuda.core.launch import ceil_div, launch, power_of_two, sums_dtype, to_type
+from onnxgrad.cuda.core.launch import ceil_div, counting_type, launch, power_of_two, sums_dtype, to_type
 
 WIDE = 256  # elements of a row from which on a program takes one row of dX, or a part of it
 COMBINED = 64  # pieces added up at once
 ENOUGH_PROGRAMS = 1024
+MANY = 1 << 16  # indices
 
 
 class Tiles(NamedTuple):
-    """How dX is cut up: a program writes `blocks` tiles of `rows` × `columns`, one below the other."""
+    """How dX is cut up: a program writes `blocks` tiles of `rows` × `columns`, one below the other.
 
+    `sparse`: few rows are named, so all of dX is zeroed first, and tiles are of those rows alone.
+    """
+
+    sparse: bool
     rows: int
     columns: int
     blocks: int
@@ -33,18 +38,19 @@ class Tiles(NamedTuple):
 
 def choose_tiles(size: int, count: int, inner: int, outer: int) -> Tiles:
     """Measured on an H200; bench/cuda shows what it gives."""
+    sparse = 2 * count <= size
     if inner >= WIDE:
         columns = min(1024, power_of_two(inner))
-        # With fewer indices than rows most programs only write zeros, and are better off with several rows.
-        if count >= size:
-            return Tiles(1, columns, 1, 4, max(1, 4096 // columns), 128, 4)
-        return Tiles(max(1, 2048 // columns), columns, 1, 4 if columns > 512 else 2, max(1, 4096 // columns), 128, 4)
+        rows = 1 if count >= size else max(1, 2048 // columns)
+        long = 128 if count >= MANY else 32  # short pieces where there are too few long ones to fill the GPU
+        return Tiles(sparse, rows, columns, 1, 4 if columns > 512 else 2, max(1, 4096 // columns), long, 4)
     columns = min(power_of_two(inner * outer), max(4, power_of_two(inner)))
-    rows = min(power_of_two(size), max(1, 2048 // columns))
+    lines = count if sparse else size
+    rows = min(power_of_two(lines), max(1, 2048 // columns))
     # The same few lines of dY are read for all rows of dX: one program finds them in its first-level cache.
-    tiles = ceil_div(size, rows) * ceil_div(inner * outer, columns)
-    blocks = min(ceil_div(size, rows), max(1, tiles // ENOUGH_PROGRAMS))
-    return Tiles(rows, columns, blocks, 1, min(32, max(1, 2048 // columns)), 32, 4)
+    tiles = ceil_div(lines, rows) * ceil_div(inner * outer, columns)
+    blocks = min(ceil_div(lines, rows), max(1, tiles // ENOUGH_PROGRAMS))
+    return Tiles(sparse, rows, columns, blocks, 1, min(32, max(1, 2048 // columns)), 32, 4)
 
 
 def gather_grad(
@@ -70,17 +76,21 @@ def sum_by_index(
     wide = inner >= WIDE
     # Narrow rows of several batches lie side by side in a tile; a wide one is in one batch only.
     across = outer * ceil_div(inner, tiles.columns) if wide else ceil_div(outer * inner, tiles.columns)
-    down, chunks = ceil_div(size, tiles.rows * tiles.blocks), ceil_div(count, tiles.long)
+    down = ceil_div(count if tiles.sparse else size, tiles.rows * tiles.blocks)
+    chunks = ceil_div(count, tiles.long) if count > tiles.long else 0
     pieces = torch.empty((chunks, 2, outer * inner), dtype=sums_dtype(dX.dtype), device=dX.device)
+    if tiles.sparse:
+        dX.zero_()
+    kind = counting_type(dY.numel(), dX.numel(), pieces.numel(), size)
     launch(
         _sum_rows,
         across * (down + chunks),
         *(dY, keys, order, bounds, dX, pieces),
         *(size, count, inner, outer, across, chunks, tiles.blocks),
-        wide, tiles.rows, tiles.columns, tiles.unroll, tiles.depth, tiles.long,
+        wide, tiles.sparse, tiles.rows, tiles.columns, tiles.unroll, tiles.depth, tiles.long, kind,
         num_warps=tiles.warps,
     )  # fmt: skip
-    if count <= tiles.long:
+    if chunks == 0:
         return
     width = min(32, power_of_two(inner if wide else outer * inner))
     across = outer * ceil_div(inner, width) if wide else ceil_div(outer * inner, width)
@@ -89,7 +99,7 @@ def sum_by_index(
         across * chunks,
         *(keys, bounds, dX, pieces),
         *(size, count, inner, outer, across),
-        wide, width, COMBINED, tiles.long,
+        wide, width, COMBINED, tiles.long, kind,
     )  # fmt: skip
 
 
@@ -110,52 +120,70 @@ def _columns(program, across, inner, outer, WIDE: tl.constexpr, COLUMNS: tl.cons
 
 
 @triton.jit
-def _run(keys, bounds, position, size):
+def _run(keys, bounds, position, size, KIND: tl.constexpr):
     """The key at a position, and where its run starts and ends."""
-    key = tl.load(keys + position).to(tl.int64) - keys_offset(keys)
-    return key, tl.load(bounds + key).to(tl.int64), tl.load(bounds + size + 1 + key).to(tl.int64)
+    key = tl.load(keys + position).to(KIND) - keys_offset(keys)
+    return key, tl.load(bounds + key).to(KIND), tl.load(bounds + size + 1 + key).to(KIND)
 
 
 @triton.jit
 def _sum_rows(
     dY, keys, order, bounds, dX, pieces,
     size, count, inner, outer, across, chunks, blocks,
-    WIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    UNROLL: tl.constexpr, DEPTH: tl.constexpr, LONG: tl.constexpr,
+    WIDE: tl.constexpr, SPARSE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    UNROLL: tl.constexpr, DEPTH: tl.constexpr, LONG: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
     """The first programs sum the pieces of long runs, the others the rows that are named LONG times or less."""
-    program = tl.program_id(0).to(tl.int64)
+    program = tl.program_id(0).to(KIND)
     batch, place, exists = _columns(program, across, inner, outer, WIDE, COLUMNS)
     program = program // across
     terms = dY + batch * count * inner + place
     if program < chunks:
         piece = pieces + program * 2 * outer * inner + batch * inner + place
-        _sum_chunk(terms, keys, order, bounds, piece, exists, program, size, count, inner, outer, DEPTH, COLUMNS, LONG)
+        _sum_chunk(
+            terms, keys, order, bounds, piece, exists, program, size, count, inner, outer, DEPTH, COLUMNS, LONG, KIND
+        )
     else:
         result = dX + batch * size * inner + place
         sums = pieces.dtype.element_ty
         for block in range(blocks):
-            row = ((program - chunks) * blocks + block) * ROWS + tl.arange(0, ROWS)
-            _sum_short(terms, order, bounds, result, exists, row, size, inner, sums, ROWS, COLUMNS, UNROLL, LONG)
+            line = ((program - chunks) * blocks + block) * ROWS + tl.arange(0, ROWS)
+            row, start, end = _lines(keys, bounds, line, size, count, SPARSE, KIND)
+            short = (row < size) & (end - start <= LONG)
+            _sum_short(terms, order, result, exists, row, start, end, short, inner, sums, ROWS, COLUMNS, UNROLL, KIND)
+
+
+@triton.jit
+def _lines(keys, bounds, line, size, count, SPARSE: tl.constexpr, KIND: tl.constexpr):
+    """Rows of dX and their runs: all of them in turn, or those named, where the line is the position of their run."""
+    if SPARSE:
+        row = tl.load(keys + line, line < count, other=0).to(KIND) - keys_offset(keys)
+        before = tl.load(keys + line - 1, (line > 0) & (line < count), other=0).to(KIND) - keys_offset(keys)
+        row = tl.where((line < count) & ((line == 0) | (row != before)), row, size)
+        start = line
+    else:
+        row = line
+        start = tl.load(bounds + row, row < size, other=0).to(KIND)
+    return row, start, tl.load(bounds + size + 1 + row, row < size, other=0).to(KIND)
 
 
 @triton.jit
 def _sum_chunk(
     terms, keys, order, bounds, piece, exists, chunk, size, count, inner, outer,
-    DEPTH: tl.constexpr, COLUMNS: tl.constexpr, LONG: tl.constexpr,
+    DEPTH: tl.constexpr, COLUMNS: tl.constexpr, LONG: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
     """Of LONG positions, the pieces that belong to longer runs."""
     first = chunk * LONG
     last = tl.minimum(first + LONG, count) - 1
     # A run longer than a chunk holds its first or its last position, so there are two pieces at most.
     for side in tl.static_range(2):
-        _, start, end = _run(keys, bounds, last if side else first, size)
+        _, start, end = _run(keys, bounds, last if side else first, size, KIND)
         if (end - start > LONG) & ((side == 0) | (start > first)):
             stop = tl.minimum(end, last + 1)
             total = tl.zeros((DEPTH, COLUMNS), piece.dtype.element_ty)
             for position in range(tl.maximum(start, first), stop, DEPTH):
                 row = position + tl.arange(0, DEPTH)
-                source = tl.load(order + row, row < stop, other=0)
+                source = tl.load(order + row, row < stop, other=0).to(KIND)
                 taken = (row < stop)[:, None] & exists[None, :]
                 total += tl.load(terms[None, :] + source[:, None] * inner, taken, other=0).to(piece.dtype.element_ty)
             tl.store(piece + side * outer * inner, tl.sum(total, 0), exists)
@@ -163,20 +191,17 @@ def _sum_chunk(
 
 @triton.jit
 def _sum_short(
-    terms, order, bounds, result, exists, row, size, inner, SUMS: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr, LONG: tl.constexpr,
+    terms, order, result, exists, row, start, end, short, inner, SUMS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
-    """Rows of dX, zeros where nobody names them, untouched where more than LONG do."""
-    start = tl.load(bounds + row, row < size, other=0).to(tl.int64)
-    end = tl.load(bounds + size + 1 + row, row < size, other=0).to(tl.int64)
-    short = (row < size) & (end - start <= LONG)
+    """Rows of dX with short runs, each written once: zeros where the run is empty."""
     most = tl.max(tl.where(short, end - start, 0), 0)
     total = tl.zeros((ROWS, COLUMNS), SUMS)
     for step in range(0, most, UNROLL):
         for ahead in tl.static_range(UNROLL):  # loads that do not wait for each other
             position = start + step + ahead
             taken = short & (position < end)
-            source = tl.load(order + position, taken, other=0)
+            source = tl.load(order + position, taken, other=0).to(KIND)
             taken = taken[:, None] & exists[None, :]
             total += tl.load(terms[None, :] + source[:, None] * inner, taken, other=0).to(SUMS)
     at = result[None, :] + row[:, None] * inner
@@ -187,16 +212,16 @@ def _sum_short(
 def _add_pieces(
     keys, bounds, dX, pieces,
     size, count, inner, outer, across,
-    WIDE: tl.constexpr, COLUMNS: tl.constexpr, COMBINED: tl.constexpr, LONG: tl.constexpr,
+    WIDE: tl.constexpr, COLUMNS: tl.constexpr, COMBINED: tl.constexpr, LONG: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
     """The program of the chunk where a long run begins adds up all of its pieces."""
-    program = tl.program_id(0).to(tl.int64)
+    program = tl.program_id(0).to(KIND)
     batch, place, exists = _columns(program, across, inner, outer, WIDE, COLUMNS)
     chunk = program // across
     first = chunk * LONG
     last = tl.minimum(first + LONG, count) - 1
     for side in tl.static_range(2):
-        key, start, end = _run(keys, bounds, last if side else first, size)
+        key, start, end = _run(keys, bounds, last if side else first, size, KIND)
         if (end - start > LONG) & ((start == first) if side == 0 else (start > first)):
             # The first piece lies in this chunk, on this side; every other one is the first of its chunk.
             stride = outer * inner

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from onnxgrad.cuda.core.indices import BadIndex
-from onnxgrad.cuda.core.launch import INTERPRETED, ceil_div, launch, power_of_two, to_type
+from onnxgrad.cuda.core.launch import INTERPRETED, ceil_div, counting_type, launch, power_of_two, to_type
 from onnxgrad.cuda.gather import sum_by_index
 
 TILE = 1024  # elements of dY under one program that adds atomically
@@ -106,13 +106,14 @@ def _launch_over(
         *(y, indices, x, bad.position, lines.lengths, lines.steps),
         *(lines.rows, lines.columns, down, size, lines.axis_step, x.numel()),
         len(lines.lengths), lines.axis_is_last, height, columns, bad.position is not None,
+        counting_type(indices.numel(), x.numel()),
         num_warps=4,
     )  # fmt: skip
 
 
 @triton.jit
 def _record(bad, outside, position):
-    worst = tl.min(tl.min(tl.where(outside, position, 9223372036854775807), 1), 0)
+    worst = tl.min(tl.min(tl.where(outside, position.to(tl.int64), 9223372036854775807), 1), 0)
     if worst < 9223372036854775807:
         tl.atomic_min(bad, worst)
 
@@ -121,12 +122,13 @@ def _record(bad, outside, position):
 def _targets(
     indices, bad, lengths, steps, rows, columns, down, size, axis_step,
     OUTER: tl.constexpr, AXIS_IS_LAST: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHECK: tl.constexpr,
+    KIND: tl.constexpr,
 ):  # fmt: skip
     """Of a tile of indices: their positions, where they point in dX, which exist, and which of those are good.
 
     Programs go along the axis first, so that the additions of one time fall into few lines of dX, and the cache.
     """
-    program = tl.program_id(0).to(tl.int64)
+    program = tl.program_id(0).to(KIND)
     if AXIS_IS_LAST:
         across = tl.cdiv(columns, COLUMNS)
         row = (program // across) * ROWS + tl.arange(0, ROWS)
@@ -145,7 +147,7 @@ def _targets(
     good = exists & (index >= 0) & (index < size)
     if CHECK:
         _record(bad, exists & ~good, position)
-    target = origin[:, None] + index * axis_step
+    target = origin[:, None] + index.to(KIND) * axis_step
     if not AXIS_IS_LAST:
         target += column[None, :]
     return position, target, exists, good
@@ -155,9 +157,24 @@ def _targets(
 def _add_atomically(
     dY, indices, sums, bad, lengths, steps, rows, columns, down, size, axis_step, total,
     OUTER: tl.constexpr, AXIS_IS_LAST: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHECK: tl.constexpr,
+    KIND: tl.constexpr,
 ):  # fmt: skip
     position, target, exists, good = _targets(
-        indices, bad, lengths, steps, rows, columns, down, size, axis_step, OUTER, AXIS_IS_LAST, ROWS, COLUMNS, CHECK
+        indices,
+        bad,
+        lengths,
+        steps,
+        rows,
+        columns,
+        down,
+        size,
+        axis_step,
+        OUTER,
+        AXIS_IS_LAST,
+        ROWS,
+        COLUMNS,
+        CHECK,
+        KIND,
     )
     term = tl.load(dY + position, exists, other=0).to(sums.dtype.element_ty)
     tl.atomic_add(sums + target, term, good, sem="relaxed")
@@ -167,9 +184,24 @@ def _add_atomically(
 def _find_targets(
     targets, indices, dX, bad, lengths, steps, rows, columns, down, size, axis_step, total,
     OUTER: tl.constexpr, AXIS_IS_LAST: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHECK: tl.constexpr,
+    KIND: tl.constexpr,
 ):  # fmt: skip
     position, target, exists, good = _targets(
-        indices, bad, lengths, steps, rows, columns, down, size, axis_step, OUTER, AXIS_IS_LAST, ROWS, COLUMNS, CHECK
+        indices,
+        bad,
+        lengths,
+        steps,
+        rows,
+        columns,
+        down,
+        size,
+        axis_step,
+        OUTER,
+        AXIS_IS_LAST,
+        ROWS,
+        COLUMNS,
+        CHECK,
+        KIND,
     )
     tl.store(targets + position, tl.where(good, target, total), exists)
 
@@ -208,6 +240,7 @@ def _add_exactly(dY: torch.Tensor, indices: torch.Tensor, dX: torch.Tensor, axis
         *(dY, indices, dX, bad.position, sums, parts, lengths, y_steps, x_steps),
         *(groups, across, columns, count, size, math.prod(indices.shape[axis + 1 :]), math.prod(dX.shape[axis + 1 :])),
         window, programs, len(lengths), height, side_by_side, bad.position is not None,
+        counting_type(indices.numel(), dX.numel(), sums.numel()),
         num_warps=warps,
     )  # fmt: skip
 
@@ -223,12 +256,13 @@ def _sum_groups(
     dY, indices, dX, bad, sums, parts, lengths, y_steps, x_steps,
     groups, across, columns, count, size, y_step, x_step, window, programs,
     OUTER: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHECK: tl.constexpr,
+    KIND: tl.constexpr,
 ):  # fmt: skip
     """Each program takes every `programs`-th group of lines; its part of `sums` is all zeros between them."""
-    first = tl.program_id(0).to(tl.int64)
+    first = tl.program_id(0).to(KIND)
     sums += first * size * COLUMNS
     parts += first * size * COLUMNS
-    step = tl.arange(0, ROWS).to(tl.int64)
+    step = tl.arange(0, ROWS).to(KIND)
     lane = tl.arange(0, COLUMNS)
     for group in range(first, groups, programs):
         column = group % across * COLUMNS + lane
@@ -260,6 +294,7 @@ def _sum_groups(
                 index = tl.load(indices + place, exists, other=0).to(tl.int64)
                 index = tl.where(index < 0, index + size, index)
                 good = exists & (index >= 0) & (index < size)
+                index = index.to(KIND)
                 if CHECK:  # noqa: SIM102
                     if w == 0:
                         _record(bad, exists & ~good, place)

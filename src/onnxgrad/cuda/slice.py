@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from onnxgrad.cuda.core.indices import BadIndex
-from onnxgrad.cuda.core.launch import ceil_div, launch, power_of_two
+from onnxgrad.cuda.core.launch import ceil_div, counting_type, launch, power_of_two
 from onnxgrad.ops.slice import Range, merged_ranges
 
 # Only the size of an element matters: it is moved, never computed with.
@@ -68,8 +68,8 @@ def slice_grad(
         tuple(taken.step for _, taken in outer),
         tuple(taken.length for _, taken in outer),
         *(rows, across, dim, last.start, last.step, last.length),
-        shift,
-        last.step if last.step in (1, -1) else 0, len(outer), height, columns, how,
+        *(shift, 256**width - 1 if how == SPREAD else 0),
+        last.step if last.step in (1, -1) else 0, len(outer), height, columns, how, counting_type(dX.numel()),
         num_warps=WARPS,
     )  # fmt: skip
 
@@ -81,10 +81,11 @@ def _doubled(dim: int, taken: Range) -> tuple[int, Range]:
 @triton.jit
 def _lay(
     dY, dX, dims, starts, steps, lengths,
-    rows, across, dim, start, step, length, shift,
+    rows, across, dim, start, step, length, shift, mask,
     STEP: tl.constexpr, OUTER: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, HOW: tl.constexpr,
+    KIND: tl.constexpr,
 ):  # fmt: skip
-    program = tl.program_id(0).to(tl.int64)
+    program = tl.program_id(0).to(KIND)
     row = (program // across) * ROWS + tl.arange(0, ROWS)
     column = (program % across) * COLUMNS + tl.arange(0, COLUMNS)
     # The row of dY that belongs to each row of dX, if there is one: coordinate by coordinate, from the last.
@@ -109,17 +110,7 @@ def _lay(
     found = taken[:, None] & (hit & (column < dim))[None, :]
     value = tl.load(dY + (source * length)[:, None] + place[None, :], found, other=0)
     if HOW == 1:
-        value = _unsigned(value).to(dX.dtype.element_ty) << shift
+        value = (value.to(dX.dtype.element_ty) & mask) << shift  # of a negative number, the bits above are not zeros
     elif HOW == 2:
         value = ((value >> 16) & 0xFFFF) | (value << 16)
     tl.store(dX + (row * dim)[:, None] + column[None, :], value, (row < rows)[:, None] & (column < dim)[None, :])
-
-
-@triton.jit
-def _unsigned(word):
-    """The same bits as an unsigned number, so that a wider one begins with zeros."""
-    if word.dtype == tl.int16:
-        return word.to(tl.uint16, bitcast=True)
-    if word.dtype == tl.int32:
-        return word.to(tl.uint32, bitcast=True)
-    return word

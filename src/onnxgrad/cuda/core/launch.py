@@ -9,6 +9,7 @@ import triton.language as tl
 # Set by TRITON_INTERPRET=1 before the import: kernels then run in Python, on tensors of the CPU.
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 CUTS_OFF = tl.constexpr(INTERPRETED)  # the interpreter cuts off the bits that bfloat16 has not
+LONGEST_IN_32_BITS = 2**31 - 2**21  # elements; a tile may reach past the end of a tensor
 MOST_PROGRAMS = 2**31 - 1  # in the first dimension of a grid, the only one used
 
 
@@ -29,6 +30,11 @@ def ceil_div(a: int, b: int) -> int:
 def power_of_two(number: int) -> int:
     """The smallest one that is not less."""
     return 1 << max(0, number - 1).bit_length()
+
+
+def counting_type(*lengths: int) -> Any:
+    """The integers that count elements of tensors so long: 32 bits if they will do, since 64 take twice the work."""
+    return tl.int32 if max(lengths) < LONGEST_IN_32_BITS else tl.int64
 
 
 def sums_dtype(dtype: torch.dtype) -> torch.dtype:
