@@ -16,8 +16,13 @@ from onnxgrad.cuda.core.launch import ceil_div, counting_type, launch, power_of_
 
 WIDE = 256  # elements of a row from which on a program takes one row of dX, or a part of it
 COMBINED = 64  # pieces added up at once
-ENOUGH_PROGRAMS = 1024
+ENOUGH_PROGRAMS = 4096
+ENOUGH_PIECES = 4096  # programs for them: most find no long run and are gone at once, yet each takes its time
+ENOUGH_SUMS = (
+    32768  # programs that add the pieces up: few have anything to do, and those should not wait for each other
+)
 MANY = 1 << 16  # indices
+SPARSE_IF = 2  # rows to an index, or more: then zeroing first is quicker, for half types
 
 
 class Tiles(NamedTuple):
@@ -36,15 +41,15 @@ class Tiles(NamedTuple):
     warps: int
 
 
-def choose_tiles(size: int, count: int, inner: int, outer: int) -> Tiles:
+def choose_tiles(size: int, count: int, inner: int, outer: int, itemsize: int) -> Tiles:
     """Measured on an H200; bench/cuda shows what it gives."""
-    sparse = 2 * count <= size
     if inner >= WIDE:
         columns = min(1024, power_of_two(inner))
         rows = 1 if count >= size else max(1, 2048 // columns)
         long = 128 if count >= MANY else 32  # short pieces where there are too few long ones to fill the GPU
-        return Tiles(sparse, rows, columns, 1, 4 if columns > 512 else 2, max(1, 4096 // columns), long, 4)
+        return Tiles(False, rows, columns, 1, 4 if columns > 512 else 2, max(1, 4096 // columns), long, 4)
     columns = min(power_of_two(inner * outer), max(4, power_of_two(inner)))
+    sparse = itemsize == 2 and SPARSE_IF * count <= size
     lines = count if sparse else size
     rows = min(power_of_two(lines), max(1, 2048 // columns))
     # The same few lines of dY are read for all rows of dX: one program finds them in its first-level cache.
@@ -72,7 +77,7 @@ def sum_by_index(
     """dX[o, indices[k]] = Σ dY[o, k], rows of `inner` elements each."""
     count = indices.numel()
     keys, order, bounds = sorted_runs(indices, size, bad)
-    tiles = choose_tiles(size, count, inner, outer)
+    tiles = choose_tiles(size, count, inner, outer, dX.element_size())
     wide = inner >= WIDE
     # Narrow rows of several batches lie side by side in a tile; a wide one is in one batch only.
     across = outer * ceil_div(inner, tiles.columns) if wide else ceil_div(outer * inner, tiles.columns)
@@ -82,11 +87,12 @@ def sum_by_index(
     if tiles.sparse:
         dX.zero_()
     kind = counting_type(dY.numel(), dX.numel(), pieces.numel(), size)
+    groups = min(across, max(1, ceil_div(ENOUGH_PIECES, max(1, chunks))))
     launch(
         _sum_rows,
-        across * (down + chunks),
+        across * down + groups * chunks,
         *(dY, keys, order, bounds, dX, pieces),
-        *(size, count, inner, outer, across, chunks, tiles.blocks),
+        *(size, count, inner, outer, across, chunks, groups, tiles.blocks),
         wide, tiles.sparse, tiles.rows, tiles.columns, tiles.unroll, tiles.depth, tiles.long, kind,
         num_warps=tiles.warps,
     )  # fmt: skip
@@ -94,25 +100,26 @@ def sum_by_index(
         return
     width = min(32, power_of_two(inner if wide else outer * inner))
     across = outer * ceil_div(inner, width) if wide else ceil_div(outer * inner, width)
+    groups = min(across, max(1, ceil_div(ENOUGH_SUMS, chunks)))
     launch(
         _add_pieces,
-        across * chunks,
+        groups * chunks,
         *(keys, bounds, dX, pieces),
-        *(size, count, inner, outer, across),
+        *(size, count, inner, outer, across, groups),
         wide, width, COMBINED, tiles.long, kind,
     )  # fmt: skip
 
 
 @triton.jit
-def _columns(program, across, inner, outer, WIDE: tl.constexpr, COLUMNS: tl.constexpr):
-    """Batch and place within a row of each column of a tile, and which of them exist."""
+def _columns(block, across, inner, outer, WIDE: tl.constexpr, COLUMNS: tl.constexpr):
+    """Batch and place within a row of each column of a block, and which of them exist."""
     if WIDE:
         blocks = across // outer
-        batch = (program % across) // blocks
-        place = (program % across) % blocks * COLUMNS + tl.arange(0, COLUMNS)
+        batch = block // blocks
+        place = block % blocks * COLUMNS + tl.arange(0, COLUMNS)
         exists = place < inner
     else:
-        column = (program % across) * COLUMNS + tl.arange(0, COLUMNS)
+        column = block * COLUMNS + tl.arange(0, COLUMNS)
         batch = column // inner
         place = column % inner
         exists = column < outer * inner
@@ -129,25 +136,25 @@ def _run(keys, bounds, position, size, KIND: tl.constexpr):
 @triton.jit
 def _sum_rows(
     dY, keys, order, bounds, dX, pieces,
-    size, count, inner, outer, across, chunks, blocks,
+    size, count, inner, outer, across, chunks, groups, blocks,
     WIDE: tl.constexpr, SPARSE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     UNROLL: tl.constexpr, DEPTH: tl.constexpr, LONG: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
     """The first programs sum the pieces of long runs, the others the rows that are named LONG times or less."""
     program = tl.program_id(0).to(KIND)
-    batch, place, exists = _columns(program, across, inner, outer, WIDE, COLUMNS)
-    program = program // across
-    terms = dY + batch * count * inner + place
-    if program < chunks:
-        piece = pieces + program * 2 * outer * inner + batch * inner + place
+    if program < chunks * groups:
         _sum_chunk(
-            terms, keys, order, bounds, piece, exists, program, size, count, inner, outer, DEPTH, COLUMNS, LONG, KIND
-        )
+            dY, keys, order, bounds, pieces, program // groups, program % groups, groups, size, count, inner, outer,
+            across, WIDE, DEPTH, COLUMNS, LONG, KIND,
+        )  # fmt: skip
     else:
+        program -= chunks * groups
+        batch, place, exists = _columns(program % across, across, inner, outer, WIDE, COLUMNS)
+        terms = dY + batch * count * inner + place
         result = dX + batch * size * inner + place
         sums = pieces.dtype.element_ty
         for block in range(blocks):
-            line = ((program - chunks) * blocks + block) * ROWS + tl.arange(0, ROWS)
+            line = (program // across * blocks + block) * ROWS + tl.arange(0, ROWS)
             row, start, end = _lines(keys, bounds, line, size, count, SPARSE, KIND)
             short = (row < size) & (end - start <= LONG)
             _sum_short(terms, order, result, exists, row, start, end, short, inner, sums, ROWS, COLUMNS, UNROLL, KIND)
@@ -169,24 +176,29 @@ def _lines(keys, bounds, line, size, count, SPARSE: tl.constexpr, KIND: tl.const
 
 @triton.jit
 def _sum_chunk(
-    terms, keys, order, bounds, piece, exists, chunk, size, count, inner, outer,
-    DEPTH: tl.constexpr, COLUMNS: tl.constexpr, LONG: tl.constexpr, KIND: tl.constexpr,
+    dY, keys, order, bounds, pieces, chunk, group, groups, size, count, inner, outer, across,
+    WIDE: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr, LONG: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
-    """Of LONG positions, the pieces that belong to longer runs."""
+    """Of LONG positions, the pieces that belong to longer runs, for every `groups`-th block of columns."""
     first = chunk * LONG
     last = tl.minimum(first + LONG, count) - 1
+    sums = pieces.dtype.element_ty
     # A run longer than a chunk holds its first or its last position, so there are two pieces at most.
     for side in tl.static_range(2):
         _, start, end = _run(keys, bounds, last if side else first, size, KIND)
         if (end - start > LONG) & ((side == 0) | (start > first)):
             stop = tl.minimum(end, last + 1)
-            total = tl.zeros((DEPTH, COLUMNS), piece.dtype.element_ty)
-            for position in range(tl.maximum(start, first), stop, DEPTH):
-                row = position + tl.arange(0, DEPTH)
-                source = tl.load(order + row, row < stop, other=0).to(KIND)
-                taken = (row < stop)[:, None] & exists[None, :]
-                total += tl.load(terms[None, :] + source[:, None] * inner, taken, other=0).to(piece.dtype.element_ty)
-            tl.store(piece + side * outer * inner, tl.sum(total, 0), exists)
+            for block in range(group, across, groups):
+                batch, place, exists = _columns(block, across, inner, outer, WIDE, COLUMNS)
+                terms = dY + batch * count * inner + place
+                total = tl.zeros((DEPTH, COLUMNS), sums)
+                for position in range(tl.maximum(start, first), stop, DEPTH):
+                    row = position + tl.arange(0, DEPTH)
+                    source = tl.load(order + row, row < stop, other=0).to(KIND)
+                    taken = (row < stop)[:, None] & exists[None, :]
+                    total += tl.load(terms[None, :] + source[:, None] * inner, taken, other=0).to(sums)
+                piece = pieces + (chunk * 2 + side) * outer * inner + batch * inner + place
+                tl.store(piece, tl.sum(total, 0), exists)
 
 
 @triton.jit
@@ -211,27 +223,28 @@ def _sum_short(
 @triton.jit
 def _add_pieces(
     keys, bounds, dX, pieces,
-    size, count, inner, outer, across,
+    size, count, inner, outer, across, groups,
     WIDE: tl.constexpr, COLUMNS: tl.constexpr, COMBINED: tl.constexpr, LONG: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
-    """The program of the chunk where a long run begins adds up all of its pieces."""
+    """The programs of the chunk where a long run begins add up all of its pieces."""
     program = tl.program_id(0).to(KIND)
-    batch, place, exists = _columns(program, across, inner, outer, WIDE, COLUMNS)
-    chunk = program // across
+    chunk = program // groups
     first = chunk * LONG
     last = tl.minimum(first + LONG, count) - 1
+    stride = outer * inner
     for side in tl.static_range(2):
         key, start, end = _run(keys, bounds, last if side else first, size, KIND)
         if (end - start > LONG) & ((start == first) if side == 0 else (start > first)):
-            # The first piece lies in this chunk, on this side; every other one is the first of its chunk.
-            stride = outer * inner
-            at = pieces + batch * inner + place
-            total = tl.load(at + (chunk * 2 + side) * stride, exists, other=0)
-            many = tl.zeros((COMBINED, COLUMNS), pieces.dtype.element_ty)
             final = (end - 1) // LONG
-            for other in range(chunk + 1, final + 1, COMBINED):
-                piece = other + tl.arange(0, COMBINED)
-                taken = (piece <= final)[:, None] & exists[None, :]
-                many += tl.load(at[None, :] + piece[:, None] * 2 * stride, taken, other=0)
-            total += tl.sum(many, 0)
-            tl.store(dX + batch * size * inner + key * inner + place, to_type(total, dX.dtype.element_ty), exists)
+            for block in range(program % groups, across, groups):
+                batch, place, exists = _columns(block, across, inner, outer, WIDE, COLUMNS)
+                # The first piece lies in this chunk, on this side; every other one is the first of its chunk.
+                at = pieces + batch * inner + place
+                total = tl.load(at + (chunk * 2 + side) * stride, exists, other=0)
+                many = tl.zeros((COMBINED, COLUMNS), pieces.dtype.element_ty)
+                for other in range(chunk + 1, final + 1, COMBINED):
+                    piece = other + tl.arange(0, COMBINED)
+                    taken = (piece <= final)[:, None] & exists[None, :]
+                    many += tl.load(at[None, :] + piece[:, None] * 2 * stride, taken, other=0)
+                total += tl.sum(many, 0)
+                tl.store(dX + batch * size * inner + key * inner + place, to_type(total, dX.dtype.element_ty), exists)

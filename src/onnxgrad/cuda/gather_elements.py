@@ -315,6 +315,7 @@ def _sum_groups(
                 at = (i + step)[:, None] * COLUMNS + lane[None, :]
                 # Atomic additions happen in the second-level cache: the first one may hold older numbers.
                 whole = tl.load(sums + at, exists, other=0, cache_modifier=".cg")
+                tl.debug_barrier()  # another thread may write the zero than read the number
                 tl.store(sums + at, whole * 0, exists)
                 total = whole.to(tl.float64) / _power(scale)
                 if w > 0:

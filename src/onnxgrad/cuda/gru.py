@@ -15,7 +15,7 @@ from onnxgrad.cuda.core.grid import Tiling, choose_tiling
 from onnxgrad.cuda.core.gru_backward import walk_back
 from onnxgrad.cuda.core.gru_forward import walk
 from onnxgrad.cuda.core.indices import BadIndex
-from onnxgrad.cuda.core.launch import launch, sums_dtype
+from onnxgrad.cuda.core.launch import bits_of, launch, sums_dtype
 from onnxgrad.ops.gru import DIRECTIONS, chosen_activations
 
 MOST_IN_A_STEP = 2**31  # elements of the gates, counted in 32 bits
@@ -58,7 +58,7 @@ def gru_training(
                 walk, tiling, _before(inputs, W[d], B, d, H, linear_before_reset, work), weights,
                 None if B is None else B[d, 5 * H :].to(work), SL, states, scratch,
                 _counter(X), HAll[:, d], ZRH[:, d],
-                S, N, H, D * N * H, *_parameters(chosen[2 * d], chosen[2 * d + 1]), clip or 0.0,
+                S, N, H, D * N * H, *_parameters(chosen[2 * d], chosen[2 * d + 1]), bits_of(clip or 0.0),
                 chosen[2 * d].name, chosen[2 * d + 1].name, bool(linear_before_reset), backwards,
                 clip is not None, SL is not None, B is not None, _precision(work),
             )  # fmt: skip
@@ -154,8 +154,8 @@ def _activations(
     return chosen_activations({**attributes, "activation_alpha": alphas, "activation_beta": betas})
 
 
-def _parameters(f: Chosen, g: Chosen) -> tuple[float, float, float, float]:
-    return f.alpha, f.beta, g.alpha, g.beta
+def _parameters(f: Chosen, g: Chosen) -> tuple[int, ...]:
+    return tuple(bits_of(number) for number in (f.alpha, f.beta, g.alpha, g.beta))
 
 
 def _check_lengths(SL: torch.Tensor | None, steps: int, bad: BadIndex) -> None:

@@ -43,8 +43,8 @@ def choose_tiling(rows: int, columns: int, gates: int, device: torch.device) -> 
 @triton.jit
 def wait_for_all(counter, meeting, PROGRAMS: tl.constexpr):
     """Returns once every program has come to this meeting, its writes visible to all; meetings count from 1."""
+    tl.debug_barrier()  # the threads of one program, too, read what others have written
     if PROGRAMS > 1:
-        tl.debug_barrier()
         tl.atomic_add(counter, 1, sem="acq_rel")
         while tl.load(counter, volatile=True) < meeting * PROGRAMS:
             pass

@@ -6,6 +6,7 @@ import triton.language as tl
 from onnxgrad.cuda.core.activate import slope
 from onnxgrad.cuda.core.grid import wait_for_all
 from onnxgrad.cuda.core.gru_forward import product, reaches
+from onnxgrad.cuda.core.launch import float_of
 
 
 @triton.jit
@@ -23,6 +24,10 @@ def walk_back(
     [S·N, H]: δh∘r, having held Hp · Rhᵀ + Rbh, with linear_before_reset; r∘Hp without.
     """
     kind = gradient.dtype.element_ty
+    f_alpha = float_of(f_alpha, kind)
+    f_beta = float_of(f_beta, kind)
+    g_alpha = float_of(g_alpha, kind)
+    g_beta = float_of(g_beta, kind)
     across = tl.cdiv(hidden, COLUMNS)
     tiles = tl.cdiv(batch, ROWS) * across
     width = 3 * hidden
@@ -61,6 +66,7 @@ def walk_back(
                 if CLIPS:
                     δr *= tl.load(within + at + hidden, inside, other=0)
                 tl.store(deltas + at + hidden, tl.where(alive, δr, 0), inside)
+                tl.debug_barrier()  # another thread may write there than has read
                 tl.store(aside + side, δh * r, inside)
         meeting += 1
         wait_for_all(counter, meeting, PROGRAMS)

@@ -5,7 +5,7 @@ import triton.language as tl
 
 from onnxgrad.cuda.core.activate import activate
 from onnxgrad.cuda.core.grid import wait_for_all
-from onnxgrad.cuda.core.launch import to_type
+from onnxgrad.cuda.core.launch import float_of, to_type
 
 
 @triton.jit
@@ -57,6 +57,11 @@ def walk(
     `scratch` [2, N, H] holds z and r∘Hp from one half of a step to the other, without linear_before_reset.
     """
     kind = states.dtype.element_ty
+    f_alpha = float_of(f_alpha, kind)
+    f_beta = float_of(f_beta, kind)
+    g_alpha = float_of(g_alpha, kind)
+    g_beta = float_of(g_beta, kind)
+    clip = float_of(clip, kind)
     across = tl.cdiv(hidden, COLUMNS)
     tiles = tl.cdiv(batch, ROWS) * across
     meeting = 0

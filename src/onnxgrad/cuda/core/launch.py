@@ -1,5 +1,6 @@
 """Launching a Triton kernel on the device and the stream of its tensors."""
 
+import struct
 from typing import Any
 
 import torch
@@ -40,6 +41,17 @@ def counting_type(*lengths: int) -> Any:
 def sums_dtype(dtype: torch.dtype) -> torch.dtype:
     """The type sums are kept in: float32 for the half types, so that they round once, at the end."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def bits_of(number: float) -> int:
+    """A float64 as an integer of the same bits: Triton hands floats to kernels in 32 bits only."""
+    return int(struct.unpack("q", struct.pack("d", number))[0])
+
+
+@triton.jit
+def float_of(bits, KIND: tl.constexpr):
+    """Back again, in the type to compute with."""
+    return tl.cast(bits, tl.int64).to(tl.float64, bitcast=True).to(KIND)
 
 
 @triton.jit
