@@ -44,9 +44,11 @@ def to_numpy(value: Any) -> Array:
         return np.from_dlpack(value)
     import torch
 
-    tensor = value.detach()
-    if tensor.dtype == torch.bfloat16:
-        return np.asarray(tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16))
+    # torch negates and conjugates lazily: the numbers in memory may not be those of the tensor yet.
+    tensor = value.detach().resolve_conj().resolve_neg()
+    twin = getattr(ml_dtypes, str(tensor.dtype).removeprefix("torch."), None)  # bfloat16 and float8, which NumPy lacks
+    if twin is not None:
+        return np.asarray(tensor.view(torch.int16 if tensor.itemsize == 2 else torch.uint8).numpy().view(twin))
     return np.asarray(tensor.numpy())
 
 
@@ -57,8 +59,9 @@ def in_kind(array: Any, like: Any) -> Any:
             return array
         import torch
 
-        if array.dtype == ml_dtypes.bfloat16:
-            return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+        if hasattr(ml_dtypes, array.dtype.name):
+            bits = array.view(np.int16 if array.itemsize == 2 else np.uint8)
+            return torch.from_numpy(bits).view(getattr(torch, array.dtype.name))
         return torch.from_numpy(array)
     if hasattr(like, "__array_namespace__"):
         return like.__array_namespace__().from_dlpack(array)

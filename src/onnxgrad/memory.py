@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from onnxgrad.recording import current
 from onnxgrad.tensor_types import Array
 
 # What a kernel may assume of the memory it writes to:
@@ -65,6 +66,14 @@ class _Pages:
 
 
 _pages = _Pages()
+
+
+def workspace(shape: Sequence[int], dtype: Any) -> Array:
+    """Memory for the time of a kernel, with anything in it."""
+    recording = current()
+    if recording is not None:
+        return recording.workspace(shape, np.dtype(dtype))
+    return allocate(shape, np.dtype(dtype))[0]
 
 
 def allocate(shape: Sequence[int], dtype: np.dtype[Any]) -> tuple[Array, int]:

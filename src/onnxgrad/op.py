@@ -115,7 +115,7 @@ class Op(Generic[P, R]):
                 attributes = {**attributes, "outputs": wanted}
             return self.body(*inputs, **attributes)  # type: ignore[arg-type]
         except (TypeError, ValueError, IndexError, MemoryError) as error:
-            raise self._named(error) from None
+            raise self.named(error) from None
 
     def kernel(self, backend: str) -> Callable[..., Any]:
         """The kernel for "cpu" or "cuda": the function of the same name in the backend's module of the same name."""
@@ -145,7 +145,7 @@ class Op(Generic[P, R]):
                 given = None if out is None else [to_numpy(o) if is_foreign(o) else o for o in out]
                 results = tuple(r if r is None else in_kind(r, like) for r in self._run_on_cpu(given, arrays))
         except (TypeError, ValueError, IndexError, MemoryError) as error:
-            raise self._named(error) from None
+            raise self.named(error) from None
         return results[0] if len(results) == 1 else results  # type: ignore[return-value]
 
     def _run_on_cpu(self, out: Sequence[Array | None] | None, values: Sequence[Any]) -> tuple[Array | None, ...]:
@@ -189,7 +189,7 @@ class Op(Generic[P, R]):
             attributes["memory"] = made[0][1]
         return tuple(array for array, _ in made)
 
-    def _named(self, error: Exception) -> Exception:
+    def named(self, error: Exception) -> Exception:
         """The same error, its sentence opening with the operator's name."""
         error.args = (f"{self.name}: {error.args[0] if error.args else type(error).__name__}",)
         return error

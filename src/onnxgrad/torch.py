@@ -5,24 +5,27 @@ can be differentiated any number of times, gather too; gru once.
 """
 
 from collections.abc import Sequence
+from operator import index
 from typing import Any
 
 import torch
 
 from onnxgrad import gather_elements_grad, gather_grad, gru_grad, gru_training, slice_grad
+from onnxgrad.arguments import check_axis
 from onnxgrad.ops.slice import slice_ranges
+from onnxgrad.schema import Known
 
 __all__ = ["gather", "gather_elements", "gru", "slice"]
 
 
 def gather(data: torch.Tensor, indices: torch.Tensor, axis: int = 0) -> torch.Tensor:
     """ONNX's Gather: whole slices of `data` along `axis`, in the order of `indices` (int32 or int64, any shape)."""
-    return _Gather.apply(data, indices, axis)
+    return _Gather.apply(data, _checked(indices), check_axis(axis, data.ndim))
 
 
 def gather_elements(data: torch.Tensor, indices: torch.Tensor, axis: int = 0) -> torch.Tensor:
     """ONNX's GatherElements: single elements of `data`, the index standing in for the coordinate along `axis`."""
-    return _GatherElements.apply(data, indices, axis)
+    return _GatherElements.apply(data, _checked(indices), check_axis(axis, data.ndim))
 
 
 def slice(
@@ -33,7 +36,10 @@ def slice(
     steps: Sequence[int] | None = None,
 ) -> torch.Tensor:
     """ONNX's Slice; unlike torch's own indexing it takes negative steps."""
-    return _Slice.apply(data, tuple(starts), tuple(ends), axes and tuple(axes), steps and tuple(steps))
+    where = [None if given is None else tuple(map(index, given)) for given in (starts, ends, axes, steps)]
+    known = [None if given is None else Known((len(given),), given) for given in (tuple(data.shape), *where)]
+    slice_grad.output_shapes([Known(None, None), *known], {})  # refuses what the gradient would
+    return _Slice.apply(data, *where)
 
 
 def gru(
@@ -49,12 +55,17 @@ def gru(
     return _GRU.apply(attributes, X, W, R, B, SL, Ht0)
 
 
+def _checked(indices: torch.Tensor) -> torch.Tensor:
+    if indices.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"indices is {str(indices.dtype).removeprefix('torch.')}, expected int32 or int64")
+    return indices
+
+
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, data: torch.Tensor, indices: torch.Tensor, axis: int) -> torch.Tensor:
         ctx.save_for_backward(indices)
         ctx.shape, ctx.axis = tuple(data.shape), axis
-        axis = axis % data.ndim
         rows = torch.where(indices < 0, indices + data.shape[axis], indices).reshape(-1)
         shape = (*data.shape[:axis], *indices.shape, *data.shape[axis + 1 :])
         return data.index_select(axis, rows).reshape(shape)

@@ -13,7 +13,7 @@ from onnxgrad.cpu.core.halves import finish_sums, flat, is_half, load, sums_for,
 from onnxgrad.cpu.core.indices import find_bad_index, refuse_bad, wrapped
 from onnxgrad.cpu.core.jit import int64, native
 from onnxgrad.cpu.core.parallel import parallel
-from onnxgrad.memory import GIVEN, ZEROS
+from onnxgrad.memory import GIVEN, ZEROS, workspace
 from onnxgrad.tensor_types import Array
 from onnxgrad.threads import get_num_threads, launch
 
@@ -32,7 +32,7 @@ def gather_grad(shape: Array, indices: Array, dY: Array, dX: Array, axis: int, m
     touched = dX.nbytes + dY.nbytes + indices.nbytes
     if inner * dY.itemsize >= WIDE_ROW:
         order_type = np.int32 if positions.size < 2**31 else np.int64
-        order = np.empty((2, positions.size), order_type)
+        order = workspace((2, positions.size), order_type)
         bad = launch(_wide_rows, positions, terms, result, order, outer, size, inner, zeroed, bytes_touched=touched)
     else:
         rows = _rows_per_task(dY, outer, size, inner)

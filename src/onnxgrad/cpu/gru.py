@@ -11,7 +11,7 @@ from onnxgrad.cpu.core.gemm import ROWS, gemm_address
 from onnxgrad.cpu.core.gru_backward import gru_backward
 from onnxgrad.cpu.core.gru_forward import gru_forward
 from onnxgrad.cpu.core.halves import flat
-from onnxgrad.memory import allocate
+from onnxgrad.memory import workspace
 from onnxgrad.ops.gru import DIRECTIONS, chosen_activations
 from onnxgrad.tensor_types import Array, accumulator
 from onnxgrad.threads import get_num_threads, launch
@@ -123,7 +123,7 @@ def _activations(
 def _workspace(X: Array, R: Array) -> tuple[Array, Array]:
     """The two buffers of gru_backward, for all steps and rows of one direction."""
     rows, hidden, dtype = X.shape[0] * X.shape[1], R.shape[2], accumulator(X.dtype)
-    return allocate((rows * 3 * hidden,), dtype)[0], allocate((rows * hidden,), dtype)[0]
+    return workspace((rows * 3 * hidden,), dtype), workspace((rows * hidden,), dtype)
 
 
 def _lengths(X: Array, SL: Array | None) -> Array:
@@ -136,7 +136,7 @@ def _input(array: Array | None, dtype: np.dtype[Any]) -> Array:
 
 def _working_copy(array: Array) -> Array:
     """The array itself, flat, or float32 memory of its size if it holds half numbers."""
-    return np.empty(array.size, np.float32) if array.itemsize == 2 else array.reshape(-1)
+    return workspace((array.size,), np.float32) if array.itemsize == 2 else array.reshape(-1)
 
 
 def _rows_per_block(rows: int) -> int:

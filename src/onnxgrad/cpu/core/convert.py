@@ -5,6 +5,7 @@ import numpy as np
 from onnxgrad.cpu.core.halves import flat, load, store
 from onnxgrad.cpu.core.jit import native
 from onnxgrad.cpu.core.parallel import parallel
+from onnxgrad.memory import workspace
 from onnxgrad.tensor_types import Array
 from onnxgrad.threads import launch
 
@@ -26,7 +27,7 @@ def widen(array: Array) -> Array:
     """The elements in C order, one-dimensional; half numbers as float32."""
     if array.itemsize != 2:
         return flat(array)
-    wide = np.empty(array.size, np.float32)
+    wide = workspace((array.size,), np.float32)
     launch(_convert, flat(array), wide, bytes_touched=array.nbytes)
     return wide
 

@@ -43,6 +43,7 @@ def _tile(
     a_k: Any,
     b: Any,
     b_start: Any,
+    b_next: Any,
     count: Any,
     c: Any,
     c_start: Any,
@@ -50,7 +51,10 @@ def _tile(
     columns: Any,
     accumulate: Any,
 ) -> Any:
-    """c[row, column] (+)= Σ_k a[row, k] · b[k, column] for `rows` rows and the first `columns` of `vectors` vectors."""
+    """c[row, column] (+)= Σ_k a[row, k] · b[k, column] for `rows` rows and the first `columns` of `vectors` vectors.
+
+    With each k one cache line of b from b_next on is called into the second-level cache, for whoever comes next.
+    """
     element = c.dtype
     size = element.bitwidth // 8
     lanes = VECTOR_BYTES // size
@@ -58,7 +62,7 @@ def _tile(
     height, width = rows.literal_value, vectors.literal_value
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
-        _, _, a_base, a_at, row_step, k_step, b_base, b_at, k_count, c_base, c_at, c_step, valid, add = values
+        _, _, a_base, a_at, row_step, k_step, b_base, b_at, b_soon, k_count, c_base, c_at, c_step, valid, add = values
         name = f"v{lanes}f{element.bitwidth}"
 
         def function(result: Any, arguments: list[Any], intrinsic_name: str) -> Any:
@@ -69,7 +73,9 @@ def _tile(
 
         fma = function(vector, [vector] * 3, f"llvm.fma.{name}")
         nothing, undefined = ir.Constant(vector, None), ir.Constant(vector, ir.Undefined)
+        soon_base = builder.bitcast(builder.gep(b_base, [b_soon]), ir.IntType(8).as_pointer())
         b_base = builder.gep(b_base, [b_at])
+        call_in = function(ir.VoidType(), [soon_base.type, INT32, INT32, INT32], "llvm.prefetch.p0i8")
         a_rows = [builder.gep(a_base, [builder.add(a_at, builder.mul(row_step, INT64(row)))]) for row in range(height)]
 
         before = builder.block
@@ -82,6 +88,8 @@ def _tile(
         for total in sums:
             total.add_incoming(nothing, before)
         b_now, a_now = builder.mul(k, INT64(VECTORS * lanes)), builder.mul(k, k_step)
+        soon = builder.gep(soon_base, [builder.mul(k, INT64(CACHE_LINE))])
+        builder.call(call_in, [soon, INT32(0), INT32(2), INT32(1)])  # to read, second level, data
         terms = [
             builder.load(vector_at(b_base, builder.add(b_now, INT64(position * lanes))), align=size)
             for position in range(width)
@@ -135,7 +143,7 @@ def _tile(
         return context.get_dummy_value()
 
     n = types.int64
-    return types.void(rows, vectors, a, n, n, n, b, n, n, c, n, n, n, types.boolean), generate
+    return types.void(rows, vectors, a, n, n, n, b, n, n, n, c, n, n, n, types.boolean), generate
 
 
 def _multiply(
@@ -153,6 +161,7 @@ def _multiply(
 ) -> None:
     """The body of the C function behind `multiply`."""
     lanes = width // VECTORS
+    line = lanes * CACHE_LINE // VECTOR_BYTES
     for first in range(0, columns, width):
         valid = min(width, columns - first)
         panel = first * b_depth
@@ -163,26 +172,29 @@ def _multiply(
             if a_row == PACKED:
                 here, row_step, k_step = row // ROWS * ROWS * depth + row % ROWS, 1, ROWS
             at = row * c_row + first
+            # All rows read this panel; the next one, if it comes from far, comes meanwhile, a third with each tile.
+            third = row // ROWS
+            soon = panel + (width * b_depth + third * depth * line if third < VECTORS else 0)
             if valid > 2 * lanes:
                 if height == 8:
-                    _tile(8, 3, a, here, row_step, k_step, b, panel, depth, c, at, c_row, valid, accumulate)
+                    _tile(8, 3, a, here, row_step, k_step, b, panel, soon, depth, c, at, c_row, valid, accumulate)
                 elif height == 4:
-                    _tile(4, 3, a, here, row_step, k_step, b, panel, depth, c, at, c_row, valid, accumulate)
+                    _tile(4, 3, a, here, row_step, k_step, b, panel, soon, depth, c, at, c_row, valid, accumulate)
                 else:
-                    _tile(1, 3, a, here, row_step, k_step, b, panel, depth, c, at, c_row, valid, accumulate)
+                    _tile(1, 3, a, here, row_step, k_step, b, panel, soon, depth, c, at, c_row, valid, accumulate)
             elif valid > lanes:
                 if height == 8:
-                    _tile(8, 2, a, here, row_step, k_step, b, panel, depth, c, at, c_row, valid, accumulate)
+                    _tile(8, 2, a, here, row_step, k_step, b, panel, soon, depth, c, at, c_row, valid, accumulate)
                 elif height == 4:
-                    _tile(4, 2, a, here, row_step, k_step, b, panel, depth, c, at, c_row, valid, accumulate)
+                    _tile(4, 2, a, here, row_step, k_step, b, panel, soon, depth, c, at, c_row, valid, accumulate)
                 else:
-                    _tile(1, 2, a, here, row_step, k_step, b, panel, depth, c, at, c_row, valid, accumulate)
+                    _tile(1, 2, a, here, row_step, k_step, b, panel, soon, depth, c, at, c_row, valid, accumulate)
             elif height == 8:
-                _tile(8, 1, a, here, row_step, k_step, b, panel, depth, c, at, c_row, valid, accumulate)
+                _tile(8, 1, a, here, row_step, k_step, b, panel, soon, depth, c, at, c_row, valid, accumulate)
             elif height == 4:
-                _tile(4, 1, a, here, row_step, k_step, b, panel, depth, c, at, c_row, valid, accumulate)
+                _tile(4, 1, a, here, row_step, k_step, b, panel, soon, depth, c, at, c_row, valid, accumulate)
             else:
-                _tile(1, 1, a, here, row_step, k_step, b, panel, depth, c, at, c_row, valid, accumulate)
+                _tile(1, 1, a, here, row_step, k_step, b, panel, soon, depth, c, at, c_row, valid, accumulate)
             row += height
 
 

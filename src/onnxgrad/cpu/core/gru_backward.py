@@ -9,7 +9,7 @@ import numpy as np
 
 from onnxgrad.cpu.core.activate import times_slope
 from onnxgrad.cpu.core.gemm import aligned, multiply, pack, packed_size, panel_width
-from onnxgrad.cpu.core.gru_forward import input_bias, pack_transposed, project
+from onnxgrad.cpu.core.gru_forward import bad_length, input_bias, pack_transposed, project
 from onnxgrad.cpu.core.halves import load, store, zero
 from onnxgrad.cpu.core.jit import int64, native
 from onnxgrad.cpu.core.outer import ZERO_ROW, column_sums, from_first, gather_row, outer_product
@@ -306,9 +306,15 @@ def gru_backward(
     threads: int,
     gemm: int,
     scheduler: int,
-) -> None:
-    """Everything one-dimensional, in float32 or float64; what is absent or not wanted is an empty array."""
+) -> int:
+    """Everything one-dimensional, in float32 or float64; what is absent or not wanted is an empty array.
+
+    Returns -1, or the first row whose length is no number of steps; then nothing is written.
+    """
     steps, batch, inputs, hidden, directions = sizes
+    bad = bad_length(lengths, steps)
+    if bad >= 0:
+        return bad
     rows = steps * batch
     nothing = np.empty(0, X.dtype)
     origin = int64(0)  # a literal 0 would be a type of its own, and every callee compiled once more for it
@@ -392,3 +398,4 @@ def gru_backward(
                 store(dB, start + 3 * hidden + j, load(dB, start + j))
             if linear_before_reset:
                 column_sums(aside, hidden, dB, start + 5 * hidden, scheduler)
+    return int64(-1)

@@ -8,7 +8,7 @@ import numpy as np
 from onnxgrad.cpu.core.activate import activate, clamp
 from onnxgrad.cpu.core.gemm import aligned, multiply, pack, packed_size, panel_width
 from onnxgrad.cpu.core.halves import load, store, zero
-from onnxgrad.cpu.core.jit import native
+from onnxgrad.cpu.core.jit import int64, native
 from onnxgrad.cpu.core.parallel import parallel
 from onnxgrad.tensor_types import Array
 
@@ -171,6 +171,15 @@ def _walk(
 
 
 @native
+def bad_length(lengths: Array, steps: int) -> int:
+    """The first row whose length is not 0 to `steps`, or -1."""
+    for n in range(lengths.size):
+        if lengths[n] < 0 or lengths[n] > steps:
+            return int64(n)
+    return int64(-1)
+
+
+@native
 def gru_forward(
     X: Array,
     W: Array,
@@ -190,9 +199,15 @@ def gru_forward(
     block: int,
     gemm: int,
     scheduler: int,
-) -> None:
-    """Everything one-dimensional, in float32 or float64; an absent B or first state is an empty array, no clip 0."""
-    _, batch, _, hidden, directions = sizes
+) -> int:
+    """Everything one-dimensional, in float32 or float64; an absent B or first state is an empty array, no clip 0.
+
+    Returns -1, or the first row whose length is no number of steps; then nothing is written.
+    """
+    steps, batch, _, hidden, directions = sizes
+    bad = bad_length(lengths, steps)
+    if bad >= 0:
+        return bad
     for d in range(directions):
         bias = input_bias(B, d, hidden, linear_before_reset, gates)
         project(X, W, bias, gates, d, d, sizes, gemm, scheduler)
@@ -202,3 +217,4 @@ def gru_forward(
         settings = (linear_before_reset, clip, backwards[d], d)
         arrays = (gates, states, final, first, lengths, B, packed_zr, packed_h, codes, parameters)
         parallel(scheduler, (batch + block - 1) // block, _walk, (*arrays, settings, sizes, block, gemm))
+    return int64(-1)

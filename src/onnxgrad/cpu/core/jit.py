@@ -20,7 +20,8 @@ def _source_stamp() -> bytes:
     so one changed file makes all of them stale.
     """
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
+    package = Path(__file__).parents[2]
+    for path in sorted((*(package / "cpu").rglob("*.py"), *(package / "runtime").rglob("*.py"))):
         digest.update(path.read_bytes())
     return digest.digest()
 

@@ -51,7 +51,7 @@ def run(
                 _plans.clear()
             _plans[looks] = plan
     inputs = [
-        plan.host[k] if k in plan.host else None if values[k] is None else _to_tensor(values[k]).contiguous()
+        plan.host[k] if k in plan.host else None if values[k] is None else _in_memory(_to_tensor(values[k]))
         for k in range(len(op.inputs))
     ]
     kernel = op.kernel("cuda")
@@ -103,6 +103,12 @@ def _make_plan(op: "Op[..., Any]", values: Sequence[Any], attributes: dict[str, 
 
 def _to_tensor(value: Any) -> torch.Tensor:
     return value.detach() if isinstance(value, torch.Tensor) else torch.utils.dlpack.from_dlpack(value)
+
+
+def _in_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """Its numbers one after the other, and none of them negated or conjugated only on paper."""
+    tensor = tensor.contiguous()
+    return tensor.resolve_conj().resolve_neg() if tensor.is_neg() or tensor.is_conj() else tensor
 
 
 def _known(declared: "Input", value: Any) -> Known | None:

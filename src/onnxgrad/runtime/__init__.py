@@ -1,0 +1,1 @@
+"""The operators inside stock onnxruntime."""

@@ -1,0 +1,271 @@
+"""A node's run in native code: no Python, no lock, no copies, as long as its inputs have shapes seen before.
+
+onnxruntime calls `compute` with a kernel and a context. A kernel is a few words of memory: what it is, and the plans
+made for it so far. A plan says, for inputs of certain shapes, which native calls to make. Where none fits, Python is
+asked for one; where a call finds bad values, Python is asked for the sentence.
+"""
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.np.numpy_support import carray
+
+from onnxgrad.cpu.core.jit import c_function, int64, machine_code, native
+from onnxgrad.runtime.api import SLOTS
+
+# A kernel, word by word; then one word for each input: the size of its elements if it is read on the host, else 0.
+DROPPED, API, NUMBER, PLAN, PREPARE, EXPLAIN, INPUTS, OUTPUTS, POST, THREADS, HOST = range(11)
+# A plan.
+NEXT, KEY_LENGTH, KEY, OUTPUT_TABLE, COPIES, COPY_TABLE, CALLS, CALL_TABLE, WORKSPACE, PLAN_WORDS = range(10)
+# Its tables, row by row: [wanted, rank, dims] of outputs, [output, source, bytes] of copies, of calls [function, words,
+# count, patches, count, shares], and of patches [word, where from, offset]: an input, an output or working memory.
+OUTPUT_ROW, COPY_ROW, CALL_ROW, PATCH_ROW = 3, 3, 6, 3
+FROM_INPUT, FROM_OUTPUT, FROM_WORKSPACE = 0, 1 << 16, 1 << 17
+ABSENT = -1  # in a key, in place of an input's rank
+KEY_ROOM = 1024  # words; inputs whose shapes take more are left to Python
+
+GET_INPUT, GET_OUTPUT = SLOTS["KernelContext_GetInput"], SLOTS["KernelContext_GetOutput"]
+GET_INFO, FREE_INFO = SLOTS["GetTensorTypeAndShape"], SLOTS["ReleaseTensorTypeAndShapeInfo"]
+GET_RANK, GET_DIMS, GET_DATA = SLOTS["GetDimensionsCount"], SLOTS["GetDimensions"], SLOTS["GetTensorMutableData"]
+PARALLEL_FOR = SLOTS["KernelContext_ParallelFor"]
+INT64 = ir.IntType(64)
+
+
+@machine_code
+def invoke(typing_context: Any, address: Any, arguments: Any) -> Any:
+    """Calls the C function at an address with machine words, and gives the word it returns."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
+        count = len(arguments.types)
+        function = builder.inttoptr(values[0], ir.FunctionType(INT64, [INT64] * count).as_pointer())
+        return builder.call(function, cgutils.unpack_tuple(builder, values[1], count))
+
+    return types.int64(types.int64, arguments), generate
+
+
+@machine_code
+def words_at(typing_context: Any, address: Any) -> Any:
+    """The memory at an address, as a pointer to words."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
+        return builder.inttoptr(values[0], context.get_value_type(signature.return_type))
+
+    return types.CPointer(types.int64)(types.int64), generate
+
+
+@machine_code
+def int32_at(typing_context: Any, address: Any) -> Any:
+    """The 32-bit number at an address."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
+        pointer = builder.inttoptr(values[0], ir.IntType(32).as_pointer())
+        return builder.sext(builder.load(pointer), INT64)
+
+    return types.int64(types.int64), generate
+
+
+@machine_code
+def copy_bytes(typing_context: Any, target: Any, source: Any, count: Any) -> Any:
+    """memcpy."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
+        byte = ir.IntType(8).as_pointer()
+        cgutils.raw_memcpy(builder, builder.inttoptr(values[0], byte), builder.inttoptr(values[1], byte), values[2], 1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), generate
+
+
+@machine_code
+def keep(typing_context: Any, array: Any) -> Any:
+    """Nothing; but an array is freed after its last use, and its address does not count for one."""
+    return types.void(array), lambda context, builder, signature, values: context.get_dummy_value()
+
+
+@native
+def _read_inputs(kernel: Any, context: int, key: Any, data: Any) -> int:
+    """Fills the key and the inputs' addresses; the key's length, or -1 if it does not fit."""
+    api = carray(words_at(kernel[API]), 512)
+    word = np.empty(1, np.int64)
+    out = word.ctypes.data
+    length = int64(0)
+    for i in range(kernel[INPUTS]):
+        invoke(api[GET_INPUT], (context, int64(i), out))
+        value = word[0]
+        data[i] = 0
+        if length + 66 > KEY_ROOM:
+            return int64(-1)
+        if value == 0:
+            key[length] = ABSENT
+            length += 1
+            continue
+        invoke(api[GET_INFO], (value, out))
+        info = word[0]
+        invoke(api[GET_RANK], (info, out))
+        rank = word[0]
+        if length + 2 + rank > KEY_ROOM:
+            invoke(api[FREE_INFO], (info,))
+            return int64(-1)
+        key[length] = rank
+        invoke(api[GET_DIMS], (info, key.ctypes.data + 8 * (length + 1), rank))
+        invoke(api[FREE_INFO], (info,))
+        invoke(api[GET_DATA], (value, out))
+        data[i] = word[0]
+        size = int64(1)
+        for d in range(rank):
+            size *= key[length + 1 + d]
+        length += 1 + rank
+        if kernel[HOST + i] > 0:
+            if size > KEY_ROOM - length - 66:
+                return int64(-1)
+            for j in range(size):
+                if kernel[HOST + i] == 4:
+                    key[length + j] = int32_at(data[i] + 4 * j)
+                else:
+                    key[length + j] = carray(words_at(data[i]), size)[j]
+            length += size
+    keep(word)
+    return length
+
+
+@native
+def _find_plan(kernel: Any, key: Any, length: int) -> int:
+    address = kernel[PLAN]
+    while address != 0:
+        plan = carray(words_at(address), PLAN_WORDS)
+        if plan[KEY_LENGTH] == length:
+            known = carray(words_at(plan[KEY]), length)
+            same = True
+            for i in range(length):
+                if known[i] != key[i]:
+                    same = False
+                    break
+            if same:
+                return address
+        address = plan[NEXT]
+    return int64(0)
+
+
+@native
+def _make_outputs(kernel: Any, plan: Any, context: int, results: Any) -> int:
+    """Asks onnxruntime for the outputs; a status if it has none to give."""
+    api = carray(words_at(kernel[API]), 512)
+    word = np.empty(1, np.int64)
+    out = word.ctypes.data
+    table = carray(words_at(plan[OUTPUT_TABLE]), kernel[OUTPUTS] * OUTPUT_ROW)
+    for o in range(kernel[OUTPUTS]):
+        results[o] = 0
+        if table[o * OUTPUT_ROW] == 0:
+            continue
+        status = invoke(api[GET_OUTPUT], (context, int64(o), table[o * OUTPUT_ROW + 2], table[o * OUTPUT_ROW + 1], out))
+        if status != 0:
+            return status
+        if word[0] != 0:
+            invoke(api[GET_DATA], (word[0], out))
+            results[o] = word[0]
+    keep(word)
+    return int64(0)
+
+
+@native
+def _make_calls(kernel: Any, plan: Any, context: int, data: Any, results: Any) -> int:
+    """Runs a plan; what the first call that found something wrong returned, or -1."""
+    copies = carray(words_at(plan[COPY_TABLE]), plan[COPIES] * COPY_ROW)
+    for c in range(plan[COPIES]):
+        copy_bytes(results[copies[c * COPY_ROW]], copies[c * COPY_ROW + 1], copies[c * COPY_ROW + 2])
+    if plan[CALLS] == 0:
+        return int64(-1)
+    api = carray(words_at(kernel[API]), 512)
+    room = np.empty(plan[WORKSPACE] + 64, np.uint8)
+    workspace = (room.ctypes.data + 63) // 64 * 64
+    scheduler = np.empty(4, np.int64)
+    scheduler[0], scheduler[1] = kernel[POST], api[PARALLEL_FOR]
+    scheduler[2], scheduler[3] = context, kernel[THREADS]
+    calls = carray(words_at(plan[CALL_TABLE]), plan[CALLS] * CALL_ROW)
+    found = int64(-1)
+    for c in range(plan[CALLS]):
+        row = c * CALL_ROW
+        count = calls[row + 2]
+        template = carray(words_at(calls[row + 1]), count)
+        words = np.empty(count + 1, np.int64)
+        for i in range(count):
+            words[i] = template[i]
+        patches = carray(words_at(calls[row + 3]), calls[row + 4] * PATCH_ROW)
+        for p in range(calls[row + 4]):
+            source, offset = patches[p * PATCH_ROW + 1], patches[p * PATCH_ROW + 2]
+            if source >= FROM_WORKSPACE:
+                address = workspace
+            elif source >= FROM_OUTPUT:
+                address = results[source - FROM_OUTPUT]
+            else:
+                address = data[source]
+            words[patches[p * PATCH_ROW]] = address + offset
+        words[count] = scheduler.ctypes.data if calls[row + 5] != 0 else 0
+        found = invoke(calls[row], (words.ctypes.data,))
+        keep(words)
+        if found >= 0:
+            break
+    keep(room)
+    keep(scheduler)
+    return found
+
+
+def _compute(kernel_address: int, context: int) -> int:
+    """KernelComputeV2: 0, or a status of onnxruntime's."""
+    kernel = carray(words_at(kernel_address), HOST + 64)
+    key = np.empty(KEY_ROOM, np.int64)
+    data, results = np.empty(64, np.int64), np.empty(64, np.int64)
+    answer = np.zeros(2, np.int64)
+    length = _read_inputs(kernel, context, key, data)
+    address = _find_plan(kernel, key, length) if length >= 0 else int64(0)
+    if address == 0:
+        arguments = (kernel[NUMBER], context, key.ctypes.data, length, data.ctypes.data, answer.ctypes.data)
+        invoke(kernel[PREPARE], arguments)
+        keep(key)
+        if answer[0] == 0:
+            return answer[1]
+        address = answer[0]
+    plan = carray(words_at(address), PLAN_WORDS)
+    status = _make_outputs(kernel, plan, context, results)
+    if status != 0:
+        return status
+    found = _make_calls(kernel, plan, context, data, results)
+    if found >= 0:
+        arguments = (kernel[NUMBER], context, key.ctypes.data, length, data.ctypes.data, answer.ctypes.data)
+        invoke(kernel[EXPLAIN], arguments)
+        status = answer[1]
+    keep(key)
+    keep(data)
+    keep(answer)
+    return status
+
+
+def _help(pair_address: int, number: int) -> None:
+    """What onnxruntime's threads are given: draw tasks until none is left."""
+    pair = carray(words_at(pair_address), 2)
+    invoke(pair[0], (pair[1],))
+
+
+def _post(scheduler_address: int, task_loop: int, work: int, count: int) -> None:
+    """The scheduler that spreads tasks over the session's own threads."""
+    scheduler = carray(words_at(scheduler_address), 4)
+    pair = np.empty(3, np.int64)
+    pair[0], pair[1] = task_loop, work
+    helpers = min(count, scheduler[3] & 0xFFFF)
+    helper_address = scheduler[3] >> 16
+    invoke(scheduler[1], (scheduler[2], helper_address, helpers, int64(0), pair.ctypes.data))
+    keep(pair)
+
+
+_word = types.int64
+compiled_compute = c_function(_word(_word, _word))(_compute)
+compiled_help = c_function(types.void(_word, _word))(_help)
+compiled_post = c_function(types.void(_word, _word, _word, _word))(_post)
+
+
+def threads_word(count: int) -> int:
+    """How many helpers to ask for, and what they call, in one word."""
+    return int(compiled_help.address) << 16 | min(count, 0xFFFF)

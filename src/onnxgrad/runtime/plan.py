@@ -1,0 +1,189 @@
+"""Plans: for one node and inputs of certain shapes, which native calls to make, laid out in memory for `compute`."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from onnxgrad import arguments
+from onnxgrad.memory import FRESH
+from onnxgrad.op import Op
+from onnxgrad.recording import FIRST_WORKSPACE, record, region_of, without_memory
+from onnxgrad.runtime.compute import (
+    ABSENT,
+    CALL_TABLE,
+    CALLS,
+    COPIES,
+    COPY_TABLE,
+    FROM_INPUT,
+    FROM_OUTPUT,
+    FROM_WORKSPACE,
+    KEY,
+    KEY_LENGTH,
+    OUTPUT_TABLE,
+    PLAN_WORDS,
+    WORKSPACE,
+)
+from onnxgrad.runtime.native_call import prepare
+from onnxgrad.schema import Known
+from onnxgrad.tensor_types import Array
+from onnxgrad.threads import WORTH_SHARING
+
+ALIGNMENT = 64
+
+
+class Node(NamedTuple):
+    """One node of a graph, as its kernel knows it."""
+
+    op: Op[..., Any]
+    name: str
+    dtypes: tuple[np.dtype[Any], ...]  # of its inputs
+    attributes: dict[str, Any]
+    wanted: tuple[bool, ...]  # which outputs it has
+
+
+class Plan:
+    """The memory of a plan; it lives as long as this object."""
+
+    def __init__(self, key: Sequence[int]) -> None:
+        self.words = np.zeros(PLAN_WORDS, np.int64)
+        self._kept: list[Array] = []
+        self.words[KEY_LENGTH], self.words[KEY] = len(key), self._keep(np.array(key, np.int64))
+
+    @property
+    def address(self) -> int:
+        return int(self.words.ctypes.data)
+
+    def _keep(self, array: Array) -> int:
+        array = np.ascontiguousarray(array)
+        self._kept.append(array)
+        return int(array.ctypes.data)
+
+    def table(self, rows: list[list[int]]) -> int:
+        """Rows of words; their address."""
+        return self._keep(np.array(rows or [[0]], np.int64))
+
+    def array(self, array: Array) -> int:
+        """An array that the plan keeps; its address."""
+        return self._keep(array)
+
+
+def read_key(node: Node, key: Sequence[int]) -> tuple[list[tuple[int, ...] | None], list[Array | None]]:
+    """Shapes of the inputs, and what the host inputs hold."""
+    shapes: list[tuple[int, ...] | None] = []
+    contents: list[Array | None] = []
+    position = 0
+    for declared, dtype in zip(node.op.inputs, node.dtypes, strict=True):
+        rank = key[position]
+        position += 1
+        contents.append(None)
+        if rank == ABSENT:
+            shapes.append(None)
+            continue
+        shape = tuple(key[position : position + rank])
+        position += rank
+        shapes.append(shape)
+        if declared.constraint.on_host:
+            size = int(np.prod(shape, dtype=np.int64))
+            contents[-1] = np.array(key[position : position + size], np.int64).astype(dtype).reshape(shape)
+            position += size
+    return shapes, contents
+
+
+def make_plan(node: Node, key: Sequence[int]) -> Plan:
+    """Checks shapes and settings as a call does, and writes down what it would launch; raises what a call would."""
+    shapes, contents = read_key(node, key)
+    if node.op.on_host_only:
+        return _plan_of_numbers(node, Plan(key), contents)
+    try:
+        return _plan_of_calls(node, Plan(key), shapes, contents)
+    except (TypeError, ValueError, IndexError, MemoryError) as error:
+        raise node.op.named(error) from None
+
+
+def _plan_of_calls(node: Node, plan: Plan, shapes: list[tuple[int, ...] | None], contents: list[Array | None]) -> Plan:
+    op = node.op
+    inputs: list[Array | None] = []
+    for k, (declared, shape) in enumerate(zip(op.inputs, shapes, strict=True)):
+        if declared.constraint.on_host:
+            content = contents[k]
+            inputs.append(None if content is None else arguments.to_arrays([declared], [content])[0])
+        elif shape is None:
+            inputs.append(None)
+        else:
+            inputs.append(without_memory(k, shape, node.dtypes[k]))
+    known = [
+        None if x is None else Known(x.shape, tuple(x.tolist()) if d.constraint.on_host else None)
+        for x, d in zip(inputs, op.inputs, strict=True)
+    ]
+    out_shapes = op.output_shapes(known, node.attributes)
+    first = len(op.inputs)
+    outputs = [
+        without_memory(first + o, shape, node.dtypes[source]) if wanted or not op.chooses_outputs else None
+        for o, (shape, source, wanted) in enumerate(zip(out_shapes, op.dtype_sources, node.wanted, strict=True))
+    ]
+    options = dict(node.attributes)
+    if op.kernel_asks_for("cpu", "memory"):
+        options["memory"] = FRESH  # outputs of a node that fails are dropped
+    with record() as recording:
+        # An output that the node leaves out but the kernel writes goes to working memory.
+        spare = {first + o: recording.workspace((outputs[o].nbytes,), np.dtype(np.uint8))  # type: ignore[union-attr]
+                 for o, wanted in enumerate(node.wanted) if not wanted and outputs[o] is not None}  # fmt: skip
+        op.kernel("cpu")(*inputs, *outputs, **options)
+    plan.words[OUTPUT_TABLE] = plan.table(
+        [
+            [int(w), len(s), plan.array(np.array([*s, 0], np.int64))]
+            for w, s in zip(node.wanted, out_shapes, strict=True)
+        ]
+    )
+    starts, total = [], 0
+    for size in recording.workspaces:
+        starts.append(total)
+        total += -(-size // ALIGNMENT) * ALIGNMENT
+    plan.words[WORKSPACE] = total
+    calls = []
+    for call in recording.calls:
+        function, words = prepare(call)
+        template: list[int] = []
+        patches: list[list[int]] = []
+        for word in words:
+            source = _source(word, first, starts, spare) if isinstance(word, np.ndarray) else None
+            if source is not None:
+                patches.append([len(template), *source])
+                template.append(0)
+            else:
+                template.append(plan.array(word) if isinstance(word, np.ndarray) else int(word))
+        shares = int(call.bytes_touched >= WORTH_SHARING)
+        calls.append([function, plan.table([template]), len(template), plan.table(patches), len(patches), shares])
+    plan.words[CALLS], plan.words[CALL_TABLE] = len(calls), plan.table(calls)
+    plan.words[COPY_TABLE] = plan.table([])
+    return plan
+
+
+def _source(array: Array, first: int, starts: list[int], spare: dict[int, Array]) -> tuple[int, int] | None:
+    """Where an argument's memory comes from at each run, and the offset there; None if it is the plan's own."""
+    region = region_of(array)
+    if region is None:
+        return None
+    number, offset = region
+    if number in spare:
+        number = region_of(spare[number])[0]  # type: ignore[index]
+    if number >= FIRST_WORKSPACE:
+        return FROM_WORKSPACE, starts[number - FIRST_WORKSPACE] + offset
+    return (FROM_INPUT + number, offset) if number < first else (FROM_OUTPUT + number - first, offset)
+
+
+def _plan_of_numbers(node: Node, plan: Plan, contents: list[Array | None]) -> Plan:
+    """Inputs that are all on the host are part of the key, so the results can be part of the plan."""
+    results: Any = node.op(*contents, **node.attributes)
+    results = results if isinstance(results, tuple) else (results,)
+    plan.words[OUTPUT_TABLE] = plan.table(
+        [
+            [int(w), r.ndim, plan.array(np.array([*r.shape, 0], np.int64))]
+            for w, r in zip(node.wanted, results, strict=True)
+        ]
+    )
+    copies = [[o, plan.array(r), r.nbytes] for o, r in enumerate(results) if node.wanted[o] and r.size]
+    plan.words[COPIES], plan.words[COPY_TABLE] = len(copies), plan.table(copies)
+    plan.words[CALL_TABLE] = plan.table([])
+    return plan

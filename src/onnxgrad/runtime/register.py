@@ -1,0 +1,246 @@
+"""register(): makes the operators known to a session of stock onnxruntime."""
+
+import ctypes
+import functools
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnxgrad.op import OPERATORS, Attribute
+from onnxgrad.runtime import api as ort
+from onnxgrad.runtime.api import Api
+from onnxgrad.runtime.custom_op import CREATE, describe, overload_at, overloads_of
+
+MOST_PLANS = 256  # kept for one node; with still more shapes Python is asked every time
+PROVIDERS = (b"CPUExecutionProvider",)
+_lock = threading.RLock()
+_WORD = ctypes.c_int64
+ASK = ctypes.CFUNCTYPE(None, *[_WORD] * 6)
+
+
+def register(options: Any = None) -> Any:
+    """Makes every operator of onnxgrad known to sessions made with `options`, new ones if None; returns them."""
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise ImportError(
+            "onnxgrad.register needs onnxruntime: pip install onnxruntime, or onnxruntime-gpu for CUDA"
+        ) from error
+    options = onnxruntime.SessionOptions() if options is None else options
+    if not isinstance(options, onnxruntime.SessionOptions):
+        raise TypeError(f"register: options is a {type(options).__name__}, expected onnxruntime.SessionOptions")
+    library, path = _bridge()
+    with _lock:
+        library.onnxgrad_set_hook(_hook)
+        options.register_custom_ops_library(path)
+        if _failures:
+            raise _failures.pop()
+    return options
+
+
+_failures: list[Exception] = []
+
+
+@functools.cache
+def _bridge() -> tuple[ctypes.CDLL, str]:
+    """The library that onnxruntime loads, and its path: loaded twice it is still one."""
+    found = sorted(Path(__file__).parent.glob("_bridge*.so")) + sorted(Path(__file__).parent.glob("_bridge*.pyd"))
+    if not found:
+        raise ImportError("onnxgrad was installed without its C part: install it again, with a C compiler at hand")
+    return ctypes.CDLL(str(found[0])), str(found[0])
+
+
+@functools.cache
+def _domain(api_address: int) -> int:
+    """The domain with every operator, made once for each onnxruntime in the process."""
+    from onnxgrad.runtime.compute import compiled_compute
+
+    api, domains = Api(api_address), {}
+    destroy = _address_of(_bridge()[0].onnxgrad_drop_kernel)
+    for op in OPERATORS.values():
+        if op.domain not in domains:
+            domain = ctypes.c_void_p()
+            _check(api, api.call("CreateCustomOpDomain", ctypes.c_char_p(op.domain.encode()), ctypes.byref(domain)))
+            domains[op.domain] = domain
+        for provider in PROVIDERS:
+            for overload in overloads_of(op, provider):
+                address = describe(overload, _create, int(compiled_compute.address), destroy)
+                _check(api, api.call("CustomOpDomain_Add", domains[op.domain], address))
+    (only,) = domains.values()
+    return int(only.value or 0)
+
+
+def _check(api: Api, status: int) -> None:
+    if status:
+        api.call("ReleaseStatus", status)
+        raise RuntimeError("onnxruntime does not take onnxgrad's operators: is its version older than 1.20?")
+
+
+@ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+def _hook(options: int, base: int) -> int | None:
+    """Called within register_custom_ops_library."""
+    try:
+        get_api = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_uint32)
+        address = get_api(ctypes.cast(base, ctypes.POINTER(ctypes.c_void_p))[0] or 0)(ort.VERSION)
+        if not address:
+            raise RuntimeError("this onnxruntime is too old for onnxgrad, which needs 1.20 or newer")
+        return Api(address).call("AddCustomOpDomain", options, _domain(address)) or None
+    except Exception as error:  # it must not cross the boundary
+        _failures.append(error)
+        return None
+
+
+class _Kernel:
+    """A node's kernel: its memory as `compute` sees it, and the plans made for it."""
+
+    def __init__(self, number: int, node: Any, api: Api, words: Any) -> None:
+        self.number, self.node, self.api, self.words = number, node, api, words
+        self.plans: list[Any] = []
+
+
+_kernels: dict[int, _Kernel] = {}
+_next_number = iter(range(1, 2**62))
+
+
+def _sweep() -> None:
+    """Forgets the kernels of sessions that are gone."""
+    for number in [n for n, kernel in _kernels.items() if kernel.words[0]]:
+        del _kernels[number]
+
+
+def _guarded(function: Callable[..., Any], api: Api, name: str) -> int:
+    """Runs a function of ours; 0, or its error as a status that names operator and node."""
+    try:
+        function()
+    except Exception as error:  # it must not cross the boundary
+        code = ort.INVALID_ARGUMENT if isinstance(error, (ValueError, TypeError, IndexError)) else ort.FAIL
+        return api.status(f"{error} (node {name!r})" if name else str(error), code)
+    return 0
+
+
+@CREATE
+def _create(op_address: int, api_address: int, info: int, out: Any) -> int | None:
+    """CreateKernelV2: called once for each node of a session."""
+    from onnxgrad.runtime import compute
+    from onnxgrad.runtime.plan import Node
+    from onnxgrad.threads import get_num_threads
+
+    api, overload = Api(api_address), overload_at(op_address)
+    op = overload.op
+    name = api.text("KernelInfo_GetNodeName", info)
+
+    def make() -> None:
+        attributes = {a.name: _read_attribute(api, info, a) for a in op.attributes}
+        count = ctypes.c_size_t(0)
+        api.call("KernelInfo_GetOutputCount", info, ctypes.byref(count))
+        wanted = tuple(
+            k < count.value and bool(api.text("KernelInfo_GetOutputName", info, k)) for k in range(len(op.outputs))
+        )
+        node = Node(op, name, overload.dtypes(), attributes, wanted)
+        words = np.zeros(compute.HOST + 64, np.int64)
+        words[compute.API] = api_address
+        words[compute.PREPARE] = _address_of(_prepare)
+        words[compute.EXPLAIN] = _address_of(_explain)
+        words[compute.INPUTS], words[compute.OUTPUTS] = len(op.inputs), len(op.outputs)
+        words[compute.POST] = compute.compiled_post.address
+        words[compute.THREADS] = compute.threads_word(get_num_threads())
+        for k, entry in enumerate(op.inputs):
+            words[compute.HOST + k] = node.dtypes[k].itemsize if entry.constraint.on_host else 0
+        with _lock:
+            _sweep()
+            number = next(_next_number)
+            words[compute.NUMBER] = number
+            _kernels[number] = _Kernel(number, node, api, words)
+        out[0] = int(words.ctypes.data)
+
+    return _guarded(make, api, name) or None
+
+
+def _address_of(callback: Any) -> int:
+    return ctypes.cast(callback, ctypes.c_void_p).value or 0
+
+
+def _read_attribute(api: Api, info: int, attribute: Attribute) -> Any:
+    """Its value, or the default."""
+    name = ctypes.c_char_p(attribute.name.encode())
+    if attribute.is_list and attribute.kind is str:
+        return _read_strings(api, info, name, attribute.default)
+    if attribute.is_list:
+        size = ctypes.c_size_t(0)
+        if not api.succeeds("KernelInfoGetAttributeArray_float", info, name, None, ctypes.byref(size)):
+            return attribute.default
+        numbers = (ctypes.c_float * size.value)()
+        api.call("KernelInfoGetAttributeArray_float", info, name, numbers, ctypes.byref(size))
+        return [float(x) for x in numbers]
+    if attribute.kind is str:
+        return api.text("KernelInfoGetAttribute_string", info, name) or attribute.default
+    number: Any = ctypes.c_int64(0) if attribute.kind is int else ctypes.c_float(0)
+    kind = "int64" if attribute.kind is int else "float"
+    found = api.succeeds(f"KernelInfoGetAttribute_{kind}", info, name, ctypes.byref(number))
+    return number.value if found else attribute.default
+
+
+def _read_strings(api: Api, info: int, name: ctypes.c_char_p, default: Any) -> Any:
+    allocator, strings, size = ctypes.c_void_p(), ctypes.POINTER(ctypes.c_void_p)(), ctypes.c_size_t(0)
+    api.call("GetAllocatorWithDefaultOptions", ctypes.byref(allocator))
+    arguments = (info, name, allocator, ctypes.byref(strings), ctypes.byref(size))
+    if not api.succeeds("KernelInfoGetAttributeArray_string", *arguments):
+        return default
+    values = [ctypes.string_at(strings[k] or 0).decode() for k in range(size.value)]
+    for k in range(size.value):
+        api.call("AllocatorFree", allocator, strings[k])
+    if size.value:
+        api.call("AllocatorFree", allocator, ctypes.cast(strings, ctypes.c_void_p))
+    return values
+
+
+@ASK
+def _prepare(number: int, context: int, key: int, length: int, data: int, answer: int) -> None:
+    """Makes a plan for inputs of shapes not seen before."""
+    from onnxgrad.runtime import compute
+    from onnxgrad.runtime.plan import make_plan
+
+    kernel, words = _kernels[number], (ctypes.c_int64 * 2).from_address(answer)
+
+    def make() -> None:
+        if length < 0:
+            raise ValueError(f"{kernel.node.op.name}: its shapes take more than {compute.KEY_ROOM} numbers")
+        plan = make_plan(kernel.node, list((ctypes.c_int64 * length).from_address(key)))
+        with _lock:
+            if len(kernel.plans) < MOST_PLANS:
+                kernel.plans.append(plan)
+                plan.words[compute.NEXT] = kernel.words[compute.PLAN]
+                kernel.words[compute.PLAN] = plan.address
+            else:
+                kernel.plans[-1:] = [kernel.plans[-1], plan]
+        words[0] = plan.address
+
+    words[1] = _guarded(make, kernel.api, kernel.node.name)
+
+
+@ASK
+def _explain(number: int, context: int, key: int, length: int, data: int, answer: int) -> None:
+    """Runs a node again that found bad values, in Python, for the sentence."""
+    from onnxgrad.runtime.plan import read_key
+
+    kernel, words = _kernels[number], (ctypes.c_int64 * 2).from_address(answer)
+    node = kernel.node
+
+    def run() -> None:
+        shapes, contents = read_key(node, list((ctypes.c_int64 * length).from_address(key)))
+        addresses = (ctypes.c_int64 * len(shapes)).from_address(data)
+        inputs = []
+        for k, (shape, content) in enumerate(zip(shapes, contents, strict=True)):
+            if shape is None or content is not None:
+                inputs.append(content)
+                continue
+            size = int(np.prod(shape)) * node.dtypes[k].itemsize
+            memory = (ctypes.c_char * size).from_address(addresses[k]) if size else b""
+            inputs.append(np.frombuffer(memory, np.uint8).view(node.dtypes[k]).reshape(shape))
+        node.op(*inputs, **node.attributes)
+        raise MemoryError(f"{node.op.name}: there was not memory enough to run it")
+
+    words[1] = _guarded(run, kernel.api, node.name)
