@@ -6,6 +6,7 @@ from onnxgrad.ops.gather import gather_grad
 from onnxgrad.ops.gather_elements import gather_elements_grad
 from onnxgrad.ops.gru import gru_grad, gru_training
 from onnxgrad.ops.slice import slice_grad
+from onnxgrad.runtime.register import register
 from onnxgrad.schema import reference_ops
 from onnxgrad.threads import get_num_threads, set_num_threads
 
@@ -19,6 +20,7 @@ __all__ = [
     "gru_grad",
     "gru_training",
     "reference_ops",
+    "register",
     "set_num_threads",
     "slice_grad",
 ]

@@ -15,6 +15,7 @@ import numpy as np
 from onnxgrad.tensor_types import Array
 
 REGION = 1 << 44  # bytes of addresses for each array that has no memory; no array is larger
+NOWHERE = 1 << 60  # the first of these addresses: no process has memory there
 FIRST_WORKSPACE = 64  # the number of the first region of working memory; inputs and outputs come before
 
 
@@ -61,7 +62,7 @@ def record() -> Iterator[Recording]:
 
 class _Region:
     def __init__(self, number: int, shape: Sequence[int], size: int) -> None:
-        data = ((number + 1) * REGION, False)
+        data = (NOWHERE + number * REGION, False)
         self.__array_interface__ = {"shape": (*shape, size), "typestr": "|u1", "data": data, "version": 3}
 
 
@@ -73,7 +74,5 @@ def without_memory(number: int, shape: Sequence[int], dtype: np.dtype[Any]) -> A
 
 def region_of(array: Array) -> tuple[int, int] | None:
     """(number, offset in bytes) of an array without memory; None for one that has it."""
-    address = array.ctypes.data
-    if address < REGION or address >= REGION * (FIRST_WORKSPACE + 64):
-        return None
-    return address // REGION - 1, address % REGION
+    address = array.ctypes.data - NOWHERE
+    return None if address < 0 else divmod(address, REGION)
