@@ -3,16 +3,15 @@
 import ctypes
 from typing import Any
 
-VERSION = 20  # of the interface asked for: that of onnxruntime 1.20
+VERSION = (
+    25  # of the interface asked for: that of onnxruntime 1.25, the first to tell attributes that are lists of strings
+)
 SLOTS = {
     "CreateStatus": 0,
     "CreateCustomOpDomain": 26,
     "CustomOpDomain_Add": 27,
     "AddCustomOpDomain": 28,
     "GetTensorMutableData": 51,
-    "GetDimensionsCount": 61,
-    "GetDimensions": 62,
-    "GetTensorTypeAndShape": 65,
     "AllocatorFree": 76,
     "GetAllocatorWithDefaultOptions": 78,
     "KernelInfoGetAttribute_float": 85,
@@ -21,7 +20,6 @@ SLOTS = {
     "KernelContext_GetInput": 90,
     "KernelContext_GetOutput": 91,
     "ReleaseStatus": 93,
-    "ReleaseTensorTypeAndShapeInfo": 99,
     "KernelInfoGetAttributeArray_float": 162,
     "KernelContext_GetGPUComputeStream": 193,
     "KernelInfo_GetInputCount": 230,
@@ -30,6 +28,7 @@ SLOTS = {
     "KernelInfo_GetOutputName": 233,
     "KernelInfo_GetNodeName": 244,
     "KernelContext_ParallelFor": 274,
+    "GetTensorElementTypeAndShapeDataReference": 414,
     "KernelInfoGetAttributeArray_string": 417,
 }
 FAIL, INVALID_ARGUMENT = 1, 2  # error codes

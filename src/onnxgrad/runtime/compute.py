@@ -13,7 +13,7 @@ from numba import types
 from numba.core import cgutils
 from numba.np.numpy_support import carray
 
-from onnxgrad.cpu.core.jit import c_function, int64, machine_code, native
+from onnxgrad.cpu.core.jit import c_function, inlined, int64, machine_code, native
 from onnxgrad.runtime.api import SLOTS
 
 # A kernel, word by word; then one word for each input: the size of its elements if it is read on the host, else 0.
@@ -25,11 +25,11 @@ NEXT, KEY_LENGTH, KEY, OUTPUT_TABLE, COPIES, COPY_TABLE, CALLS, CALL_TABLE, WORK
 OUTPUT_ROW, COPY_ROW, CALL_ROW, PATCH_ROW = 3, 3, 6, 3
 FROM_INPUT, FROM_OUTPUT, FROM_WORKSPACE = 0, 1 << 16, 1 << 17
 ABSENT = -1  # in a key, in place of an input's rank
+MOST_VALUES = 64  # inputs or outputs of a node
 KEY_ROOM = 1024  # words; inputs whose shapes take more are left to Python
 
 GET_INPUT, GET_OUTPUT = SLOTS["KernelContext_GetInput"], SLOTS["KernelContext_GetOutput"]
-GET_INFO, FREE_INFO = SLOTS["GetTensorTypeAndShape"], SLOTS["ReleaseTensorTypeAndShapeInfo"]
-GET_RANK, GET_DIMS, GET_DATA = SLOTS["GetDimensionsCount"], SLOTS["GetDimensions"], SLOTS["GetTensorMutableData"]
+GET_SHAPE, GET_DATA = SLOTS["GetTensorElementTypeAndShapeDataReference"], SLOTS["GetTensorMutableData"]
 PARALLEL_FOR = SLOTS["KernelContext_ParallelFor"]
 INT64 = ir.IntType(64)
 
@@ -80,17 +80,27 @@ def copy_bytes(typing_context: Any, target: Any, source: Any, count: Any) -> Any
 
 
 @machine_code
+def stack_words(typing_context: Any, count: Any) -> Any:
+    """The address of so many words on the stack, for the time of the function that asks for them."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
+        words = cgutils.alloca_once(builder, ir.ArrayType(INT64, count.literal_value))
+        return builder.ptrtoint(words, INT64)
+
+    return types.int64(count), generate
+
+
+@machine_code
 def keep(typing_context: Any, array: Any) -> Any:
     """Nothing; but an array is freed after its last use, and its address does not count for one."""
     return types.void(array), lambda context, builder, signature, values: context.get_dummy_value()
 
 
-@native
-def _read_inputs(kernel: Any, context: int, key: Any, data: Any) -> int:
+@inlined
+def _read_inputs(kernel: Any, context: int, key: Any, data: Any, out: int) -> int:
     """Fills the key and the inputs' addresses; the key's length, or -1 if it does not fit."""
     api = carray(words_at(kernel[API]), 512)
-    word = np.empty(1, np.int64)
-    out = word.ctypes.data
+    word = carray(words_at(out), 3)
     length = int64(0)
     for i in range(kernel[INPUTS]):
         invoke(api[GET_INPUT], (context, int64(i), out))
@@ -102,36 +112,34 @@ def _read_inputs(kernel: Any, context: int, key: Any, data: Any) -> int:
             key[length] = ABSENT
             length += 1
             continue
-        invoke(api[GET_INFO], (value, out))
-        info = word[0]
-        invoke(api[GET_RANK], (info, out))
-        rank = word[0]
+        invoke(api[GET_SHAPE], (value, out, out + 8, out + 16))
+        rank = word[2]
         if length + 2 + rank > KEY_ROOM:
-            invoke(api[FREE_INFO], (info,))
             return int64(-1)
         key[length] = rank
-        invoke(api[GET_DIMS], (info, key.ctypes.data + 8 * (length + 1), rank))
-        invoke(api[FREE_INFO], (info,))
-        invoke(api[GET_DATA], (value, out))
-        data[i] = word[0]
+        dims = carray(words_at(word[1]), rank)
         size = int64(1)
         for d in range(rank):
-            size *= key[length + 1 + d]
+            key[length + 1 + d] = dims[d]
+            size *= dims[d]
         length += 1 + rank
+        invoke(api[GET_DATA], (value, out))
+        data[i] = word[0]
         if kernel[HOST + i] > 0:
             if size > KEY_ROOM - length - 66:
                 return int64(-1)
-            for j in range(size):
-                if kernel[HOST + i] == 4:
+            if kernel[HOST + i] == 4:
+                for j in range(size):
                     key[length + j] = int32_at(data[i] + 4 * j)
-                else:
-                    key[length + j] = carray(words_at(data[i]), size)[j]
+            else:
+                content = carray(words_at(data[i]), size)
+                for j in range(size):
+                    key[length + j] = content[j]
             length += size
-    keep(word)
     return length
 
 
-@native
+@inlined
 def _find_plan(kernel: Any, key: Any, length: int) -> int:
     address = kernel[PLAN]
     while address != 0:
@@ -149,12 +157,11 @@ def _find_plan(kernel: Any, key: Any, length: int) -> int:
     return int64(0)
 
 
-@native
-def _make_outputs(kernel: Any, plan: Any, context: int, results: Any) -> int:
+@inlined
+def _make_outputs(kernel: Any, plan: Any, context: int, results: Any, out: int) -> int:
     """Asks onnxruntime for the outputs; a status if it has none to give."""
     api = carray(words_at(kernel[API]), 512)
-    word = np.empty(1, np.int64)
-    out = word.ctypes.data
+    word = carray(words_at(out), 1)
     table = carray(words_at(plan[OUTPUT_TABLE]), kernel[OUTPUTS] * OUTPUT_ROW)
     for o in range(kernel[OUTPUTS]):
         results[o] = 0
@@ -166,7 +173,6 @@ def _make_outputs(kernel: Any, plan: Any, context: int, results: Any) -> int:
         if word[0] != 0:
             invoke(api[GET_DATA], (word[0], out))
             results[o] = word[0]
-    keep(word)
     return int64(0)
 
 
@@ -216,31 +222,27 @@ def _make_calls(kernel: Any, plan: Any, context: int, data: Any, results: Any) -
 def _compute(kernel_address: int, context: int) -> int:
     """KernelComputeV2: 0, or a status of onnxruntime's."""
     kernel = carray(words_at(kernel_address), HOST + 64)
-    key = np.empty(KEY_ROOM, np.int64)
-    data, results = np.empty(64, np.int64), np.empty(64, np.int64)
-    answer = np.zeros(2, np.int64)
-    length = _read_inputs(kernel, context, key, data)
+    key_address, data_address, answer_address = stack_words(KEY_ROOM), stack_words(MOST_VALUES), stack_words(3)
+    results_address, out = stack_words(MOST_VALUES), stack_words(3)
+    key, data = carray(words_at(key_address), KEY_ROOM), carray(words_at(data_address), MOST_VALUES)
+    results, answer = carray(words_at(results_address), MOST_VALUES), carray(words_at(answer_address), 2)
+    length = _read_inputs(kernel, context, key, data, out)
     address = _find_plan(kernel, key, length) if length >= 0 else int64(0)
     if address == 0:
-        arguments = (kernel[NUMBER], context, key.ctypes.data, length, data.ctypes.data, answer.ctypes.data)
-        invoke(kernel[PREPARE], arguments)
-        keep(key)
+        answer[0], answer[1] = 0, 0
+        invoke(kernel[PREPARE], (kernel[NUMBER], context, key_address, length, data_address, answer_address))
         if answer[0] == 0:
             return answer[1]
         address = answer[0]
     plan = carray(words_at(address), PLAN_WORDS)
-    status = _make_outputs(kernel, plan, context, results)
+    status = _make_outputs(kernel, plan, context, results, out)
     if status != 0:
         return status
-    found = _make_calls(kernel, plan, context, data, results)
-    if found >= 0:
-        arguments = (kernel[NUMBER], context, key.ctypes.data, length, data.ctypes.data, answer.ctypes.data)
-        invoke(kernel[EXPLAIN], arguments)
-        status = answer[1]
-    keep(key)
-    keep(data)
-    keep(answer)
-    return status
+    if _make_calls(kernel, plan, context, data, results) >= 0:
+        answer[0], answer[1] = 0, 0
+        invoke(kernel[EXPLAIN], (kernel[NUMBER], context, key_address, length, data_address, answer_address))
+        return answer[1]
+    return int64(0)
 
 
 def _help(pair_address: int, number: int) -> None:

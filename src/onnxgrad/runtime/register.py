@@ -76,7 +76,7 @@ def _domain(api_address: int) -> int:
 def _check(api: Api, status: int) -> None:
     if status:
         api.call("ReleaseStatus", status)
-        raise RuntimeError("onnxruntime does not take onnxgrad's operators: is its version older than 1.20?")
+        raise RuntimeError("onnxruntime does not take onnxgrad's operators: is its version older than 1.25?")
 
 
 @ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
@@ -86,7 +86,7 @@ def _hook(options: int, base: int) -> int | None:
         get_api = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_uint32)
         address = get_api(ctypes.cast(base, ctypes.POINTER(ctypes.c_void_p))[0] or 0)(ort.VERSION)
         if not address:
-            raise RuntimeError("this onnxruntime is too old for onnxgrad, which needs 1.20 or newer")
+            raise RuntimeError("this onnxruntime is too old for onnxgrad, which needs 1.25 or newer")
         return Api(address).call("AddCustomOpDomain", options, _domain(address)) or None
     except Exception as error:  # it must not cross the boundary
         _failures.append(error)

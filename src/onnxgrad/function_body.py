@@ -1,0 +1,187 @@
+"""Writes the body of an ONNX function: formulas in Python become nodes of standard operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import onnx
+from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorProto, helper
+
+INT64_MAX = 2**63 - 1
+# A float or a number of any kind takes the type of the tensor it meets; a list is a vector of int64.
+Operand: TypeAlias = "Value | float | Sequence[int] | None"
+
+
+class Value:
+    """A tensor of the function; arithmetic with it adds a node."""
+
+    def __init__(self, body: Body, name: str, guarded: bool = False) -> None:
+        self.body, self.name = body, name
+        self.guarded = guarded  # absent from some of the nodes that share the function: see Body.given
+
+    def __add__(self, other: Operand) -> Value:
+        return self.body.node("Add", self, self.body.like(other, self))
+
+    def __sub__(self, other: Operand) -> Value:
+        return self.body.node("Sub", self, self.body.like(other, self))
+
+    def __rsub__(self, other: float) -> Value:
+        return self.body.node("Sub", self.body.like(other, self), self)
+
+    def __mul__(self, other: Operand) -> Value:
+        return self.body.node("Mul", self, self.body.like(other, self))
+
+    def __truediv__(self, other: Operand) -> Value:
+        return self.body.node("Div", self, self.body.like(other, self))
+
+    def __matmul__(self, other: Operand) -> Value:
+        return self.body.node("MatMul", self, other)
+
+    def __neg__(self) -> Value:
+        return self.body.node("Neg", self)
+
+    def __lt__(self, other: Operand) -> Value:
+        return self.body.node("Less", self, self.body.like(other, self))
+
+    def __gt__(self, other: Operand) -> Value:
+        return self.body.node("Greater", self, self.body.like(other, self))
+
+    def __le__(self, other: Operand) -> Value:
+        return self.body.node("LessOrEqual", self, self.body.like(other, self))
+
+    def equals(self, other: Operand) -> Value:
+        """True where both are the same."""
+        return self.body.node("Equal", self, self.body.like(other, self))
+
+    def __and__(self, other: Value) -> Value:
+        return self.body.node("And", self, other)
+
+    def __or__(self, other: Value) -> Value:
+        return self.body.node("Or", self, other)
+
+    def __invert__(self) -> Value:
+        return self.body.node("Not", self)
+
+
+class Body:
+    """The nodes written so far; `body.Concat(a, b, axis=0)` adds one, for any operator."""
+
+    def __init__(self) -> None:
+        self._graphs: list[list[NodeProto]] = [[]]  # the innermost subgraph, which gets the next node, comes last
+        self._count = 0
+
+    def __getattr__(self, op_type: str) -> Callable[..., Any]:
+        if not op_type[0].isupper():
+            raise AttributeError(op_type)
+        return lambda *inputs, **attributes: self.node(op_type, *inputs, **attributes)
+
+    def node(self, op_type: str, *inputs: Operand, **attributes: Any) -> Value:
+        """Adds a node with one result."""
+        return self.nodes(op_type, 1, *inputs, **attributes)[0]
+
+    def nodes(self, op_type: str, results: int, *inputs: Operand, **attributes: Any) -> list[Value]:
+        """Adds a node with several results; None is an absent input."""
+        names = [self._operand(i).name if i is not None else "" for i in inputs]
+        values = [self._fresh() for _ in range(results)]
+        self._graphs[-1].append(helper.make_node(op_type, names, [v.name for v in values], **attributes))
+        return values
+
+    def ints(self, *values: int) -> Value:
+        """A vector of int64."""
+        return self.node("Constant", value=helper.make_tensor("", TensorProto.INT64, [len(values)], values))
+
+    def attribute(self, name: str, kind: str) -> Value:
+        """The value that the calling node gives an attribute; `kind` is int, float, string or a plural of these."""
+        (value,) = self.nodes("Constant", 1)
+        reference = self._graphs[-1][-1].attribute.add()
+        reference.name, reference.ref_attr_name = f"value_{kind}", name
+        reference.type = AttributeProto.AttributeType.Value(kind.upper())
+        return value
+
+    def like(self, value: Operand, typed: Value) -> Value:
+        """A number as a scalar of the type of `typed`; tensors as they are."""
+        if not isinstance(value, (int, float)):
+            return self._operand(value)
+        whole = isinstance(value, int) and abs(value) > 2**24  # what float32 cannot say
+        kind = TensorProto.INT64 if whole else TensorProto.DOUBLE if isinstance(value, float) else TensorProto.FLOAT
+        constant = self.node("Constant", value=helper.make_tensor("", kind, [], [value]))
+        return self.node("CastLike", constant, typed)
+
+    def fill(self, value: float, shape: Operand, typed: Value) -> Value:
+        """A tensor of that shape and of the type of `typed`, the value everywhere."""
+        return self.node("Expand", self.like(value, typed), shape)
+
+    def dims(self, *parts: Value | int) -> Value:
+        """A shape put together of numbers and of vectors."""
+        return self.node("Concat", *(self.ints(p) if isinstance(p, int) else p for p in parts), axis=0)
+
+    def slice(self, data: Value, start: int, end: int = INT64_MAX, axis: int = 0) -> Value:
+        """data[start:end] along an axis."""
+        return self.node("Slice", data, [start], [end], [axis])
+
+    def given(self, value: Value, typed: Value, shape: Value) -> Value:
+        """An optional input that this node has, though others that share the function may not.
+
+        onnxruntime checks a branch also where it is never taken, and there an absent input may stand only where an
+        operator takes any number of them. Concat does; `shape` is the input's own with 0 in front.
+        """
+        return self.node("Concat", self.fill(0, shape, typed), value, axis=0) if value.guarded else value
+
+    def choose(self, condition: Value, yes: Callable[[], Sequence[Value]], no: Callable[[], Sequence[Value]]) -> Any:
+        """If: a list of the results of one branch or the other."""
+        then_branch, else_branch = self._graph((), yes), self._graph((), no)
+        count = len(then_branch.output)
+        return self.nodes("If", count, condition, then_branch=then_branch, else_branch=else_branch)
+
+    def scan(
+        self, states: Sequence[Value], sequences: Sequence[Value], step: Callable[..., Sequence[Value]]
+    ) -> list[Value]:
+        """Scan along the first axis: step(*states, *elements) gives new states and then what is to be stacked."""
+        inside = [self._fresh() for _ in (*states, *sequences)]
+        graph = self._graph(inside, lambda: step(*inside))
+        count = len(graph.output)
+        return self.nodes("Scan", count, *states, *sequences, body=graph, num_scan_inputs=len(sequences))
+
+    def in_work_type(self, typed: Value, compute: Callable[[Callable[[Value], Value]], Sequence[Value]]) -> list[Value]:
+        """What `compute` gives, half types in float32 and rounded once: it gets what brings its inputs to that type.
+
+        A function does not know its types before it runs, so it finds out: 2049 takes 12 bits.
+        """
+        is_half = ~self.node("Cast", self.like(2049, typed), to=TensorProto.FLOAT).equals(2049)
+
+        def in_float32() -> list[Value]:
+            results = compute(lambda x: self.node("Cast", x, to=TensorProto.FLOAT))
+            return [self.node("CastLike", r, typed) for r in results]
+
+        return list(self.choose(is_half, in_float32, lambda: compute(lambda x: x)))
+
+    def function(
+        self, op: Any, inputs: Sequence[str], results: Sequence[Value], attributes: Sequence[str], opset: int
+    ) -> FunctionProto:
+        """The finished function, its results under the names of the operator's outputs."""
+        nodes = self._graphs[-1]
+        nodes += [
+            helper.make_node("Identity", [r.name], [o.name]) for r, o in zip(results, op.outputs, strict=True)
+        ]
+        imports = [helper.make_opsetid("", opset)]
+        return helper.make_function(op.domain, op.name, inputs, op.output_names, nodes, imports, attributes)
+
+    def _operand(self, value: Operand) -> Value:
+        if isinstance(value, Value):
+            return value
+        if isinstance(value, Sequence):
+            return self.ints(*value)
+        raise TypeError(f"{value!r} is no operand: a number needs a tensor whose type it can take")
+
+    def _fresh(self) -> Value:
+        self._count += 1
+        return Value(self, f"v{self._count}")
+
+    def _graph(self, inputs: Sequence[Value], make: Callable[[], Sequence[Value]]) -> GraphProto:
+        self._graphs.append([])
+        # A result may come from outside the subgraph, which onnx does not allow: it goes through an Identity.
+        results = [self.node("Identity", r) for r in make()]
+        nodes = self._graphs.pop()
+        named = [[onnx.ValueInfoProto(name=v.name) for v in values] for values in (inputs, results)]
+        return helper.make_graph(nodes, f"g{results[0].name}", *named)
