@@ -1,13 +1,12 @@
 """Plans: for one node and inputs of certain shapes, which native calls to make, laid out in memory for `compute`."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from onnxgrad import arguments
 from onnxgrad.memory import FRESH
-from onnxgrad.op import Op
 from onnxgrad.recording import FIRST_WORKSPACE, record, region_of, without_memory
 from onnxgrad.runtime.compute import (
     ABSENT,
@@ -24,22 +23,13 @@ from onnxgrad.runtime.compute import (
     PLAN_WORDS,
     WORKSPACE,
 )
+from onnxgrad.runtime.kernels import Node
 from onnxgrad.runtime.native_call import prepare
 from onnxgrad.schema import Known
 from onnxgrad.tensor_types import Array
 from onnxgrad.threads import WORTH_SHARING
 
 ALIGNMENT = 64
-
-
-class Node(NamedTuple):
-    """One node of a graph, as its kernel knows it."""
-
-    op: Op[..., Any]
-    name: str
-    dtypes: tuple[np.dtype[Any], ...]  # of its inputs
-    attributes: dict[str, Any]
-    wanted: tuple[bool, ...]  # which outputs it has
 
 
 class Plan:

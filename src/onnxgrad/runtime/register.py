@@ -2,8 +2,6 @@
 
 import ctypes
 import functools
-import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +9,12 @@ import numpy as np
 
 from onnxgrad.op import OPERATORS, Attribute
 from onnxgrad.runtime import api as ort
+from onnxgrad.runtime import kernels
 from onnxgrad.runtime.api import Api
 from onnxgrad.runtime.custom_op import CREATE, describe, overload_at, overloads_of
 
 MOST_PLANS = 256  # kept for one node; with still more shapes Python is asked every time
-PROVIDERS = (b"CPUExecutionProvider",)
-_lock = threading.RLock()
+CPU, CUDA = b"CPUExecutionProvider", b"CUDAExecutionProvider"
 _WORD = ctypes.c_int64
 ASK = ctypes.CFUNCTYPE(None, *[_WORD] * 6)
 
@@ -33,7 +31,7 @@ def register(options: Any = None) -> Any:
     if not isinstance(options, onnxruntime.SessionOptions):
         raise TypeError(f"register: options is a {type(options).__name__}, expected onnxruntime.SessionOptions")
     library, path = _bridge()
-    with _lock:
+    with kernels.lock:
         library.onnxgrad_set_hook(_hook)
         options.register_custom_ops_library(path)
         if _failures:
@@ -56,8 +54,15 @@ def _bridge() -> tuple[ctypes.CDLL, str]:
 @functools.cache
 def _domain(api_address: int) -> int:
     """The domain with every operator, made once for each onnxruntime in the process."""
+    import onnxruntime
+
     from onnxgrad.runtime.compute import compiled_compute
 
+    computes = {CPU: int(compiled_compute.address)}
+    if CUDA.decode() in onnxruntime.get_available_providers():
+        from onnxgrad.runtime.cuda import compute_on_cuda
+
+        computes[CUDA] = _address_of(compute_on_cuda)
     api, domains = Api(api_address), {}
     destroy = _address_of(_bridge()[0].onnxgrad_drop_kernel)
     for op in OPERATORS.values():
@@ -65,9 +70,10 @@ def _domain(api_address: int) -> int:
             domain = ctypes.c_void_p()
             _check(api, api.call("CreateCustomOpDomain", ctypes.c_char_p(op.domain.encode()), ctypes.byref(domain)))
             domains[op.domain] = domain
-        for provider in PROVIDERS:
-            for overload in overloads_of(op, provider):
-                address = describe(overload, _create, int(compiled_compute.address), destroy)
+        for provider, compute in computes.items():
+            # An operator's outputs are where its provider is, so one of small numbers belongs to the CPU.
+            for overload in overloads_of(op, provider) if provider == CPU or not op.on_host_only else ():
+                address = describe(overload, _create, compute, destroy)
                 _check(api, api.call("CustomOpDomain_Add", domains[op.domain], address))
     (only,) = domains.values()
     return int(only.value or 0)
@@ -93,39 +99,10 @@ def _hook(options: int, base: int) -> int | None:
         return None
 
 
-class _Kernel:
-    """A node's kernel: its memory as `compute` sees it, and the plans made for it."""
-
-    def __init__(self, number: int, node: Any, api: Api, words: Any) -> None:
-        self.number, self.node, self.api, self.words = number, node, api, words
-        self.plans: list[Any] = []
-
-
-_kernels: dict[int, _Kernel] = {}
-_next_number = iter(range(1, 2**62))
-
-
-def _sweep() -> None:
-    """Forgets the kernels of sessions that are gone."""
-    for number in [n for n, kernel in _kernels.items() if kernel.words[0]]:
-        del _kernels[number]
-
-
-def _guarded(function: Callable[..., Any], api: Api, name: str) -> int:
-    """Runs a function of ours; 0, or its error as a status that names operator and node."""
-    try:
-        function()
-    except Exception as error:  # it must not cross the boundary
-        code = ort.INVALID_ARGUMENT if isinstance(error, (ValueError, TypeError, IndexError)) else ort.FAIL
-        return api.status(f"{error} (node {name!r})" if name else str(error), code)
-    return 0
-
-
 @CREATE
 def _create(op_address: int, api_address: int, info: int, out: Any) -> int | None:
     """CreateKernelV2: called once for each node of a session."""
     from onnxgrad.runtime import compute
-    from onnxgrad.runtime.plan import Node
     from onnxgrad.threads import get_num_threads
 
     api, overload = Api(api_address), overload_at(op_address)
@@ -139,7 +116,7 @@ def _create(op_address: int, api_address: int, info: int, out: Any) -> int | Non
         wanted = tuple(
             k < count.value and bool(api.text("KernelInfo_GetOutputName", info, k)) for k in range(len(op.outputs))
         )
-        node = Node(op, name, overload.dtypes(), attributes, wanted)
+        node = kernels.Node(op, name, overload.dtypes(), attributes, wanted)
         words = np.zeros(compute.HOST + 64, np.int64)
         words[compute.API] = api_address
         words[compute.PREPARE] = _address_of(_prepare)
@@ -149,14 +126,10 @@ def _create(op_address: int, api_address: int, info: int, out: Any) -> int | Non
         words[compute.THREADS] = compute.threads_word(get_num_threads())
         for k, entry in enumerate(op.inputs):
             words[compute.HOST + k] = node.dtypes[k].itemsize if entry.constraint.on_host else 0
-        with _lock:
-            _sweep()
-            number = next(_next_number)
-            words[compute.NUMBER] = number
-            _kernels[number] = _Kernel(number, node, api, words)
+        words[compute.NUMBER] = kernels.add(kernels.Kernel(node, api, words))
         out[0] = int(words.ctypes.data)
 
-    return _guarded(make, api, name) or None
+    return kernels.guarded(make, api, name) or None
 
 
 def _address_of(callback: Any) -> int:
@@ -203,13 +176,13 @@ def _prepare(number: int, context: int, key: int, length: int, data: int, answer
     from onnxgrad.runtime import compute
     from onnxgrad.runtime.plan import make_plan
 
-    kernel, words = _kernels[number], (ctypes.c_int64 * 2).from_address(answer)
+    kernel, words = kernels.find(number), (ctypes.c_int64 * 2).from_address(answer)
 
     def make() -> None:
         if length < 0:
             raise ValueError(f"{kernel.node.op.name}: its shapes take more than {compute.KEY_ROOM} numbers")
         plan = make_plan(kernel.node, list((ctypes.c_int64 * length).from_address(key)))
-        with _lock:
+        with kernels.lock:
             if len(kernel.plans) < MOST_PLANS:
                 kernel.plans.append(plan)
                 plan.words[compute.NEXT] = kernel.words[compute.PLAN]
@@ -218,7 +191,7 @@ def _prepare(number: int, context: int, key: int, length: int, data: int, answer
                 kernel.plans[-1:] = [kernel.plans[-1], plan]
         words[0] = plan.address
 
-    words[1] = _guarded(make, kernel.api, kernel.node.name)
+    words[1] = kernels.guarded(make, kernel.api, kernel.node.name)
 
 
 @ASK
@@ -226,7 +199,7 @@ def _explain(number: int, context: int, key: int, length: int, data: int, answer
     """Runs a node again that found bad values, in Python, for the sentence."""
     from onnxgrad.runtime.plan import read_key
 
-    kernel, words = _kernels[number], (ctypes.c_int64 * 2).from_address(answer)
+    kernel, words = kernels.find(number), (ctypes.c_int64 * 2).from_address(answer)
     node = kernel.node
 
     def run() -> None:
@@ -238,9 +211,9 @@ def _explain(number: int, context: int, key: int, length: int, data: int, answer
                 inputs.append(content)
                 continue
             size = int(np.prod(shape)) * node.dtypes[k].itemsize
-            memory = (ctypes.c_char * size).from_address(addresses[k]) if size else b""
+            memory: Any = (ctypes.c_char * size).from_address(addresses[k]) if size else b""
             inputs.append(np.frombuffer(memory, np.uint8).view(node.dtypes[k]).reshape(shape))
         node.op(*inputs, **node.attributes)
         raise MemoryError(f"{node.op.name}: there was not memory enough to run it")
 
-    words[1] = _guarded(run, kernel.api, node.name)
+    words[1] = kernels.guarded(run, kernel.api, node.name)

@@ -1,0 +1,62 @@
+"""The kernels of all sessions, as Python knows them: a node, its memory, and the plans made for it."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from onnxgrad.op import Op
+from onnxgrad.runtime.api import FAIL, INVALID_ARGUMENT, Api
+from onnxgrad.tensor_types import Array
+
+
+class Node(NamedTuple):
+    """One node of a graph, as its kernel knows it."""
+
+    op: Op[..., Any]
+    name: str
+    dtypes: tuple[np.dtype[Any], ...]  # of its inputs
+    attributes: dict[str, Any]
+    wanted: tuple[bool, ...]  # which outputs it has
+
+
+@dataclass
+class Kernel:
+    """`words` is the memory whose address onnxruntime has; its first word tells that the session is gone."""
+
+    node: Node
+    api: Api
+    words: Array
+    plans: list[Any] = field(default_factory=list)
+
+
+lock = threading.RLock()
+_kernels: dict[int, Kernel] = {}
+_numbers = iter(range(1, 2**62))
+
+
+def add(kernel: Kernel) -> int:
+    """Gives a kernel its number, and forgets those of sessions that are gone."""
+    with lock:
+        for gone in [n for n, k in _kernels.items() if k.words[0]]:
+            del _kernels[gone]
+        number = next(_numbers)
+        _kernels[number] = kernel
+    return number
+
+
+def find(number: int) -> Kernel:
+    """The kernel of that number."""
+    return _kernels[number]
+
+
+def guarded(function: Callable[[], None], api: Api, name: str) -> int:
+    """Runs a function of ours; 0, or its error as a status that names the node. No exception crosses the boundary."""
+    try:
+        function()
+    except Exception as error:
+        code = INVALID_ARGUMENT if isinstance(error, (ValueError, TypeError, IndexError)) else FAIL
+        return api.status(f"{error} (node {name!r})" if name else str(error), code)
+    return 0
