@@ -2,13 +2,25 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: demo test lint bench docs golden clean
+.PHONY: demo test test-cuda lint bench docs golden clean
 
 demo: .venv/ready
 	$(PY) examples/demo.py
 
-test: .venv/ready
+# The tests whose cases go through tests/checks.py to the device under test, and those of calls on a GPU.
+ON_A_GPU := $(patsubst %,tests/ops/test_%.py,gather gather_elements slice gru gru_errors) tests/test_golden.py tests/test_cuda_calls.py
+
+# On the CPU, then the Triton kernels in Triton's interpreter, which needs no GPU; its report ends with what it left
+# out. Then sessions once more, in the oldest onnxruntime that will do.
+test: .venv/ready .oldest/ready
 	$(PY) -m pytest
+	TRITON_INTERPRET=1 ONNXGRAD_TEST_DEVICE=interpreter $(PY) -m pytest $(ON_A_GPU)
+	PYTHONPATH=.oldest $(PY) -m pytest tests/runtime
+
+# On a GPU, with the Python that is there: numpy, ml_dtypes, onnx, numba, torch and triton are enough, and no network.
+# ONLY="slice gru::test_sizes" runs the tests whose names have one of these words.
+test-cuda:
+	PYTHONPATH=src ONNXGRAD_TEST_DEVICE=cuda $(PYTHON) -m tests.plain $(ONLY)
 
 lint: .venv/ready
 	$(PY) -m ruff check .
@@ -32,6 +44,10 @@ golden: .venv-peer/ready
 	$(PY) -m pip install --quiet --disable-pip-version-check -r tests/requirements.txt -e .
 	touch $@
 
+.oldest/ready: tests/oldest.txt .venv/ready
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .oldest -r tests/oldest.txt
+	touch $@
+
 # onnxruntime-training owns the module onnxruntime and stops at Python 3.11, hence an environment apart.
 .venv-peer/ready: bench/peers/requirements.txt
 	$$(command -v python3.11 || echo $(PYTHON)) -m venv .venv-peer
@@ -39,5 +55,5 @@ golden: .venv-peer/ready
 	touch $@
 
 clean:
-	rm -rf .venv .venv-peer build src/*.egg-info
+	rm -rf .venv .venv-peer .oldest build src/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
