@@ -35,12 +35,11 @@ def session_of(model):
 
 def run_in(session, op, inputs):
     """Runs a session through OrtValues, which take types that NumPy has not."""
-    binding = session.io_binding()
-    for name, array in feeds_of(op, inputs).items():
-        array = np.ascontiguousarray(array).reshape(np.shape(array))
-        value = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(
-            array.view(carrier(array.dtype)).reshape(array.shape), element_type(array.dtype)
-        )
+    binding, kept = session.io_binding(), []  # values point into the arrays, which must live till the end of the run
+    for name, given in feeds_of(op, inputs).items():
+        array = np.ascontiguousarray(given).reshape(np.shape(given))
+        kept.append(array.view(carrier(array.dtype)).reshape(array.shape))
+        value = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(kept[-1], element_type(array.dtype))
         binding.bind_ortvalue_input(name, value)
     for output in session.get_outputs():
         binding.bind_output(output.name, "cpu")
@@ -279,7 +278,7 @@ def test_a_thousand_sessions_leave_nothing_behind():
     model = model_of(broadcast_gradient_args, both, {})
     feeds, process = feeds_of(broadcast_gradient_args, both), psutil.Process()
     sizes = []
-    for block in range(4):
+    for _ in range(4):
         for _ in range(250):
             session_of(model).run(None, feeds)
         sizes.append(process.memory_info().rss)

@@ -222,21 +222,9 @@ def _walk_back(
             if clip > 0:
                 for j in range(hidden):
                     store(deltas, δr + j, load(deltas, δr + j) * load(within, i * 3 * hidden + hidden + j))
+        at, depth = aligned(back_zr), 2 * hidden
         multiply(
-            gemm,
-            deltas,
-            delta,
-            3 * hidden,
-            rows,
-            back_zr,
-            aligned(back_zr),
-            2 * hidden,
-            2 * hidden,
-            hidden,
-            product,
-            0,
-            hidden,
-            False,
+            gemm, deltas, delta, 3 * hidden, rows, back_zr, at, depth, depth, hidden, product, origin, hidden, False
         )
         if linear_before_reset:
             multiply(
