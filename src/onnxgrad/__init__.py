@@ -1,5 +1,6 @@
 """Gradients for ONNX: the training operators of onnxruntime, for stock onnxruntime and NumPy."""
 
+from onnxgrad.functions import add_functions
 from onnxgrad.op import discover as _discover
 from onnxgrad.ops.broadcast import broadcast_gradient_args
 from onnxgrad.ops.gather import gather_grad
@@ -13,6 +14,7 @@ from onnxgrad.threads import get_num_threads, set_num_threads
 _discover()
 __version__ = "0.1.0"
 __all__ = [
+    "add_functions",
     "broadcast_gradient_args",
     "gather_elements_grad",
     "gather_grad",

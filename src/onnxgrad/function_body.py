@@ -67,11 +67,13 @@ class Value:
 class Body:
     """The nodes written so far; `body.Concat(a, b, axis=0)` adds one, for any operator."""
 
-    def __init__(self) -> None:
+    def __init__(self, required: Sequence[str] = ()) -> None:
+        self._required = required  # names of the inputs that are always there
         self._graphs: list[list[NodeProto]] = [[]]  # the innermost subgraph, which gets the next node, comes last
         self._count = 0
+        self._constants: list[dict[Any, Value]] = [{}]  # of each of these graphs
 
-    def __getattr__(self, op_type: str) -> Callable[..., Any]:
+    def __getattr__(self, op_type: str) -> Callable[..., Value]:
         if not op_type[0].isupper():
             raise AttributeError(op_type)
         return lambda *inputs, **attributes: self.node(op_type, *inputs, **attributes)
@@ -89,7 +91,7 @@ class Body:
 
     def ints(self, *values: int) -> Value:
         """A vector of int64."""
-        return self.node("Constant", value=helper.make_tensor("", TensorProto.INT64, [len(values)], values))
+        return self._constant(TensorProto.INT64, [len(values)], values)
 
     def attribute(self, name: str, kind: str) -> Value:
         """The value that the calling node gives an attribute; `kind` is int, float, string or a plural of these."""
@@ -105,8 +107,7 @@ class Body:
             return self._operand(value)
         whole = isinstance(value, int) and abs(value) > 2**24  # what float32 cannot say
         kind = TensorProto.INT64 if whole else TensorProto.DOUBLE if isinstance(value, float) else TensorProto.FLOAT
-        constant = self.node("Constant", value=helper.make_tensor("", kind, [], [value]))
-        return self.node("CastLike", constant, typed)
+        return self.node("CastLike", self._constant(kind, [], (value,)), typed)
 
     def fill(self, value: float, shape: Operand, typed: Value) -> Value:
         """A tensor of that shape and of the type of `typed`, the value everywhere."""
@@ -128,18 +129,33 @@ class Body:
         """
         return self.node("Concat", self.fill(0, shape, typed), value, axis=0) if value.guarded else value
 
-    def choose(self, condition: Value, yes: Callable[[], Sequence[Value]], no: Callable[[], Sequence[Value]]) -> Any:
-        """If: a list of the results of one branch or the other."""
+    def choose(
+        self, condition: Value, yes: Callable[[], Sequence[Value]], no: Callable[[], Sequence[Value]]
+    ) -> list[Value]:
+        """If: a list of the results of one branch or the other.
+
+        A branch may hold a Scan that reads values of the graph around it. Where onnxruntime 1.31 knows a condition
+        before it runs, it puts the branch in place of the If and renames its values, but when it does so twice, for
+        branches within branches, the Scan keeps the old names, and the process may die. So such a condition is made
+        to depend on inputs.
+        """
         then_branch, else_branch = self._graph((), yes), self._graph((), no)
         count = len(then_branch.output)
+        if _has_scan(then_branch) or _has_scan(else_branch):
+            for name in self._required:
+                condition = condition & self.node("OptionalHasElement", Value(self, name))  # which is true
         return self.nodes("If", count, condition, then_branch=then_branch, else_branch=else_branch)
 
     def scan(
-        self, states: Sequence[Value], sequences: Sequence[Value], step: Callable[..., Sequence[Value]]
+        self, states: Sequence[Value], sequences: Sequence[Value], step: Callable[..., Sequence[Value]], rank: int
     ) -> list[Value]:
-        """Scan along the first axis: step(*states, *elements) gives new states and then what is to be stacked."""
+        """Scan along the first axis: step(*states, *elements) gives new states and then what is to be stacked.
+
+        All of these have `rank` dimensions, which onnxruntime's Scan wants to know before it runs.
+        """
         inside = [self._fresh() for _ in (*states, *sequences)]
-        graph = self._graph(inside, lambda: step(*inside))
+        as_it_is = [0] * rank
+        graph = self._graph(inside, lambda: [self.node("Reshape", result, as_it_is) for result in step(*inside)])
         count = len(graph.output)
         return self.nodes("Scan", count, *states, *sequences, body=graph, num_scan_inputs=len(sequences))
 
@@ -154,18 +170,23 @@ class Body:
             results = compute(lambda x: self.node("Cast", x, to=TensorProto.FLOAT))
             return [self.node("CastLike", r, typed) for r in results]
 
-        return list(self.choose(is_half, in_float32, lambda: compute(lambda x: x)))
+        return self.choose(is_half, in_float32, lambda: compute(lambda x: x))
 
     def function(
         self, op: Any, inputs: Sequence[str], results: Sequence[Value], attributes: Sequence[str], opset: int
     ) -> FunctionProto:
         """The finished function, its results under the names of the operator's outputs."""
         nodes = self._graphs[-1]
-        nodes += [
-            helper.make_node("Identity", [r.name], [o.name]) for r, o in zip(results, op.outputs, strict=True)
-        ]
+        nodes += [helper.make_node("Identity", [r.name], [o.name]) for r, o in zip(results, op.outputs, strict=True)]
         imports = [helper.make_opsetid("", opset)]
         return helper.make_function(op.domain, op.name, inputs, op.output_names, nodes, imports, attributes)
+
+    def _constant(self, kind: int, dims: list[int], values: tuple[float, ...]) -> Value:
+        """A constant, written once in each graph: shape inference in a subgraph does not see those outside."""
+        key, known = (kind, len(dims), values), self._constants[-1]
+        if key not in known:
+            known[key] = self.node("Constant", value=helper.make_tensor("", kind, dims, values))
+        return known[key]
 
     def _operand(self, value: Operand) -> Value:
         if isinstance(value, Value):
@@ -180,8 +201,15 @@ class Body:
 
     def _graph(self, inputs: Sequence[Value], make: Callable[[], Sequence[Value]]) -> GraphProto:
         self._graphs.append([])
+        self._constants.append({})
         # A result may come from outside the subgraph, which onnx does not allow: it goes through an Identity.
         results = [self.node("Identity", r) for r in make()]
         nodes = self._graphs.pop()
-        named = [[onnx.ValueInfoProto(name=v.name) for v in values] for values in (inputs, results)]
-        return helper.make_graph(nodes, f"g{results[0].name}", *named)
+        self._constants.pop()
+        entry, exit_ = ([onnx.ValueInfoProto(name=v.name) for v in values] for values in (inputs, results))
+        return helper.make_graph(nodes, f"g{results[0].name}", entry, exit_)
+
+
+def _has_scan(graph: GraphProto) -> bool:
+    inside = [a.g for node in graph.node for a in node.attribute if a.HasField("g")]
+    return any(node.op_type == "Scan" for node in graph.node) or any(map(_has_scan, inside))

@@ -62,12 +62,14 @@ class Op(Generic[P, R]):
         shape: Callable[..., Any],
         longest: Callable[..., Any] | None,
         check_values: Callable[..., None] | None,
+        function: Callable[..., Any] | None,
         domain: str,
         version: int,
     ) -> None:
         functools.update_wrapper(self, body)
         self.name, self.domain, self.version = name, domain, version
         self.body, self.shape_rule, self.longest, self.check_values = body, shape, longest, check_values
+        self.function = function
         self.function_name = body.__name__
         self.module = body.__module__.rsplit(".", 1)[-1]
         self.inputs, self.attributes, self.chooses_outputs = _read_parameters(body)
@@ -245,6 +247,7 @@ def op(
     shape: Callable[..., Any],
     longest: Callable[..., Any] | None = None,
     check_values: Callable[..., None] | None = None,
+    function: Callable[..., Any] | None = None,
     domain: str = "com.microsoft",
     version: int = 1,
 ) -> Callable[[Callable[P, R]], Op[P, R]]:
@@ -255,12 +258,14 @@ def op(
     `shape` maps what is known of the inputs (schema.Known) and the attributes to the outputs' shapes, and raises
     ValueError where they contradict each other; a call and onnx's shape inference both use it. Where shapes depend on
     values, `longest` maps the inputs to lengths that are enough for the outputs, which are vectors of int64, and the
-    kernel returns the lengths it filled. `check_values` raises for values that no input may have.
+    kernel returns the lengths it filled. `check_values` raises for values that no input may have. `function` writes
+    the operator as an ONNX function: it maps a function_body.Body, the inputs (None where absent) and those attributes
+    that it declares to the list of outputs.
     """
 
     def declare(body: Callable[P, R]) -> Op[P, R]:
         names = (outputs,) if isinstance(outputs, str) else tuple(outputs)
-        declared = Op(name, body, names, shape, longest, check_values, domain, version)
+        declared = Op(name, body, names, shape, longest, check_values, function, domain, version)
         OPERATORS[name] = declared
         return declared
 

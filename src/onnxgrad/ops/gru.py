@@ -8,6 +8,7 @@ import numpy as np
 from onnxgrad.activations import Chosen, choose
 from onnxgrad.arguments import length_error
 from onnxgrad.op import op
+from onnxgrad.ops_functions.gru import gru_grad_function, gru_training_function
 from onnxgrad.schema import Dim, Known, agree
 from onnxgrad.tensor_types import Array, Lengths, T, accumulator
 
@@ -111,7 +112,13 @@ def _clamp(x: Array, clip: float | None) -> Array:
     return x if clip is None else np.clip(x, -clip, clip)
 
 
-@op("GRUTraining", outputs=("HAll", "HFinal?", "ZRH"), shape=_training_shapes, check_values=_check_lengths)
+@op(
+    "GRUTraining",
+    outputs=("HAll", "HFinal?", "ZRH"),
+    shape=_training_shapes,
+    check_values=_check_lengths,
+    function=gru_training_function,
+)
 def gru_training(
     X: T,
     W: T,
@@ -182,7 +189,13 @@ def _preactivations(
         yield x @ Wh.T + (r * state) @ Rh.T + Wbh + Rbh
 
 
-@op("GRUGrad", outputs=("dX?", "dW?", "dR?", "dB?", "dH0?"), shape=_grad_shapes, check_values=_check_lengths)
+@op(
+    "GRUGrad",
+    outputs=("dX?", "dW?", "dR?", "dB?", "dH0?"),
+    shape=_grad_shapes,
+    check_values=_check_lengths,
+    function=gru_grad_function,
+)
 def gru_grad(
     X: T,
     W: T,
