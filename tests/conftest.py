@@ -4,38 +4,44 @@ Triton's interpreter takes about a second for what a GPU does in microseconds. S
 some, chosen such that every type, axis, layout … still occurs.
 """
 
+import random
 from collections import defaultdict
 from typing import Any
 
 import pytest
 from tests.checks import DEVICE, reaches_device
 
-MOST_CASES = 24
+MOST_CASES = 6
 # Tests that call an operator hundreds of times in every case.
 MANY_CALLS = {
     "test_every_slice_of_a_small_axis",
     "test_numpy_reads_the_same_wherever_it_has_a_say",
     "test_only_the_outputs_asked_for",
 }
+CPU_ALONE = "speaks of the CPU alone"
 LEFT_OUT: dict[str, list[str]] = defaultdict(list)  # what, by the reason
 
 
+@pytest.hookimpl(trylast=True)  # of what -k has left
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out what says nothing about the device, and what its interpreter has no time for."""
     if DEVICE == "cpu":
         return
     kept = []
-    for (path, name), cases in _by_function(items).items():
+    for (path, name), every_case in _by_function(items).items():
         label = f"{path.stem.removeprefix('test_')}::{name}"
-        if path.parent.name == "ops" and not reaches_device(cases[0].obj):
-            LEFT_OUT["speaks of the CPU alone"].append(label)
-        elif DEVICE == "interpreter" and name in MANY_CALLS:
+        cases = [case for case in every_case if _parameters(case).get("how") != "definition"]
+        if not cases or (path.parent.name == "ops" and not reaches_device(cases[0].obj)):
+            LEFT_OUT[CPU_ALONE].append(label)
+            continue
+        if left := len(every_case) - len(cases):
+            LEFT_OUT[CPU_ALONE].append(f"{label} {left} of {len(every_case)}")
+        if DEVICE == "interpreter" and name in MANY_CALLS:
             LEFT_OUT["hundreds of calls in every case, too slow for the interpreter"].append(label)
         else:
-            step = _step(cases) if DEVICE == "interpreter" else 1
-            kept += cases[::step]
-            if step > 1:
-                left = len(cases) - len(cases[::step])
+            some = _some_of(cases) if DEVICE == "interpreter" else cases
+            kept += some
+            if left := len(cases) - len(some):
                 LEFT_OUT["more cases than the interpreter has time for"].append(f"{label} {left} of {len(cases)}")
     chosen = set(kept)
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
@@ -49,19 +55,19 @@ def _by_function(items: list[pytest.Item]) -> dict[Any, list[Any]]:
     return found
 
 
-def _step(cases: list[Any]) -> int:
-    """The smallest k for which every k-th case is few enough and every value of every parameter still occurs."""
-    if len(cases) <= MOST_CASES:
-        return 1
+def _parameters(case: Any) -> dict[str, Any]:
+    return case.callspec.params if hasattr(case, "callspec") else {}
 
-    def values(some: list[Any]) -> set[tuple[str, int]]:
-        return {pair for case in some for pair in case.callspec.indices.items()}
 
-    everything = values(cases)
-    for step in range(-(-len(cases) // MOST_CASES), len(cases)):
-        if values(cases[::step]) == everything:
-            return step
-    return 1  # a list of single cases, such as the bad calls: none of them stands for another
+def _some_of(cases: list[Any]) -> list[Any]:
+    """MOST_CASES of them, the same ones every time, and any more that show a value of a parameter not yet seen."""
+    kept, seen = [], set()
+    for case in random.Random(0).sample(cases, len(cases)):
+        values = {f"{name}={value!r}" for name, value in _parameters(case).items()}
+        if len(kept) < MOST_CASES or values - seen:
+            kept.append(case)
+            seen |= values
+    return sorted(kept, key=cases.index)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

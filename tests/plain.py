@@ -1,6 +1,7 @@
 """Runs the operators' tests where there is no pytest: `python -m tests.plain [words in the names]`.
 
-Stands in for the little that these tests use of pytest. Without hypothesis its tests are counted as not run.
+Stands in for the little that these tests use of pytest and, so that they can be imported, of hypothesis. What cannot
+run without the real ones is listed at the end, and so is what says nothing about the device under test.
 """
 
 import contextlib
@@ -14,55 +15,96 @@ import time
 import traceback
 import types
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
-MODULES = ("gather", "gather_elements", "slice", "gru", "gru_errors", "gru_gradients")
+MODULES = (
+    "tests.ops.test_gather",
+    "tests.ops.test_gather_elements",
+    "tests.ops.test_slice",
+    "tests.ops.test_gru",
+    "tests.ops.test_gru_errors",
+    "tests.test_golden",
+    "tests.test_cuda_calls",
+    "tests.test_torch",
+)
+MOST_TRACEBACKS = 10
 
 
-def _parametrize(names: Any, values: Any, ids: Any = None) -> Callable[..., Any]:
-    keys = [n.strip() for n in names.split(",")] if isinstance(names, str) else list(names)
+class Mark(NamedTuple):
+    """A mark on a test, or on a whole module, as pytest has them."""
 
-    def mark(test: Any) -> Any:
-        rows = [dict(zip(keys, v if len(keys) > 1 else (v,), strict=True)) for v in values]
-        test.parameters = [*getattr(test, "parameters", []), rows]
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def __call__(self, test: Any) -> Any:
+        test.pytestmark = [*getattr(test, "pytestmark", []), self]
         return test
 
-    return mark
+
+class _Marks:
+    def __getattr__(self, name: str) -> Callable[..., Mark]:
+        return lambda *args, **kwargs: Mark(name, args, kwargs)
+
+
+class Raised:
+    """What `raises` gives; it has a type once the block has raised."""
+
+    type: Any = None
 
 
 @contextlib.contextmanager
-def _raises(kind: Any, match: str = "", check: Callable[[Any], bool] = lambda error: True) -> Iterator[None]:
+def _raises(kind: Any, match: str = "", check: Callable[[Any], bool] = lambda error: True) -> Iterator[Raised]:
+    raised = Raised()
     try:
-        yield
+        yield raised
     except kind as error:
+        raised.type = type(error)
         assert re.search(match, str(error)), f"{error} does not match {match}"
         assert check(error), f"{error!r} is not quite what was expected"
     else:
         raise AssertionError(f"{kind} was not raised")
 
 
+def _param(*values: Any, id: str = "") -> Any:
+    return types.SimpleNamespace(values=values, marks=())
+
+
+class _Strategies(types.ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # Python itself asks modules for their __file__
+            raise AttributeError(name)
+        return lambda *args, **kwargs: None
+
+
+def _given(*args: Any, **kwargs: Any) -> Callable[[Any], Any]:
+    return Mark("needs_hypothesis", (), {})
+
+
 def _stand_in() -> None:
     if importlib.util.find_spec("pytest") is None:
-        pytest = types.ModuleType("pytest")
-        pytest.mark = types.SimpleNamespace(parametrize=_parametrize)  # type: ignore[attr-defined]
-        pytest.raises = _raises  # type: ignore[attr-defined]
+        pytest: Any = types.ModuleType("pytest")
+        pytest.mark, pytest.raises, pytest.param = _Marks(), _raises, _param
         sys.modules["pytest"] = pytest
     if importlib.util.find_spec("hypothesis") is None:
+        hypothesis: Any = types.ModuleType("hypothesis")
+        hypothesis.given, hypothesis.settings = _given, lambda **kwargs: lambda test: test
+        hypothesis.strategies = sys.modules["hypothesis.strategies"] = _Strategies("hypothesis.strategies")
+        sys.modules["hypothesis"] = hypothesis
 
-        class Nothing(types.ModuleType):
-            def __getattr__(self, name: str) -> Any:
-                return lambda *args, **kwargs: lambda test: setattr(test, "needs_hypothesis", True) or test
 
-        for name in ("hypothesis", "hypothesis.strategies", "hypothesis.extra", "hypothesis.extra.numpy"):
-            sys.modules[name] = Nothing(name)
+def _marks(owner: Any, name: str) -> list[Any]:
+    marks = getattr(owner, "pytestmark", [])
+    return [m for m in (marks if isinstance(marks, list) else [marks]) if m.name == name]
 
 
 def _cases(test: Any) -> list[tuple[str, dict[str, Any]]]:
-    rows = list(getattr(test, "parameters", []))
-    for mark in getattr(test, "pytestmark", []):
-        if mark.name == "parametrize":
-            _parametrize(*mark.args)(holder := types.SimpleNamespace())
-            rows += holder.parameters
+    rows = []
+    for mark in _marks(test, "parametrize"):
+        names, values = mark.args[:2]
+        keys = [n.strip() for n in names.split(",")] if isinstance(names, str) else list(names)
+        values = [v.values if hasattr(v, "marks") else v if len(keys) > 1 else (v,) for v in values]
+        rows.append([dict(zip(keys, v, strict=True)) for v in values])
     found = []
     for combination in itertools.product(*rows):
         arguments = {k: v for row in combination for k, v in row.items()}
@@ -70,37 +112,65 @@ def _cases(test: Any) -> list[tuple[str, dict[str, Any]]]:
     return found
 
 
+def _why_not(module: Any, test: Any, arguments: dict[str, Any]) -> str:
+    """The reason a test does not run; nothing if it does."""
+    from tests.checks import DEVICE, reaches_device
+
+    for mark in (*_marks(module, "skipif"), *_marks(test, "skipif")):
+        if mark.args[0]:
+            return str(mark.kwargs["reason"])
+    if _marks(test, "needs_hypothesis"):
+        return "needs hypothesis"
+    if DEVICE != "cpu" and module.__name__.startswith("tests.ops.") and not reaches_device(test):
+        return "speaks of the CPU alone"
+    # hypothesis, where it is installed, hands its test the drawn data itself.
+    missing = set() if hasattr(test, "hypothesis") else inspect.signature(test).parameters.keys() - arguments.keys()
+    return f"needs pytest for {', '.join(sorted(missing))}" if missing else ""
+
+
+def _run(name: str, words: list[str], not_run: dict[str, list[str]]) -> tuple[int, int]:
+    """How many cases of a module passed and failed; adds to `not_run` what was left out, by reason."""
+    passed = failed = 0
+    module = importlib.import_module(name)
+    for test_name, test in inspect.getmembers(module, inspect.isfunction):
+        label = f"{name.rsplit('.', 1)[1].removeprefix('test_')}::{test_name}"
+        if not test_name.startswith("test_") or (words and not any(w in label for w in words)):
+            continue
+        cases = _cases(test)
+        if reason := _why_not(module, test, cases[0][1] if cases else {}):
+            not_run.setdefault(reason, []).append(label)
+            continue
+        for case, arguments in cases:
+            try:
+                test(**arguments)
+                passed += 1
+            except Exception:
+                failed += 1
+                if failed <= MOST_TRACEBACKS:
+                    last = traceback.format_exc().strip().splitlines()
+                    print(f"FAILED {label}[{case}]", *last[-6:], sep="\n  ", flush=True)
+    return passed, failed
+
+
 def main() -> int:
-    """Every test of MODULES whose name has one of the words; the number of failures is the exit code."""
+    """Every test of MODULES whose name has one of the words; the exit code says whether any failed."""
     _stand_in()
-    words, passed, failed, not_run = sys.argv[1:], 0, 0, []
+    totals = [0, 0]
+    not_run: dict[str, list[str]] = {}
     for name in MODULES:
-        module = importlib.import_module(f"tests.ops.test_{name}")
-        start, before = time.perf_counter(), passed
-        for test_name, test in inspect.getmembers(module, inspect.isfunction):
-            label = f"{name}::{test_name}"
-            if not test_name.startswith("test_") or (words and not any(w in label for w in words)):
-                continue
-            if getattr(test, "needs_hypothesis", False):
-                not_run.append(label)
-                continue
-            for case, arguments in _cases(test):
-                try:
-                    test(**arguments)
-                    passed += 1
-                except Exception:
-                    failed += 1
-                    if failed <= 10:
-                        last = traceback.format_exc().strip().splitlines()
-                        print(f"FAILED {label}[{case}]", *last[-6:], sep="\n  ", flush=True)
-        print(f"{name}: {passed - before} passed in {time.perf_counter() - start:.0f} s", flush=True)
-    print(f"{passed} passed, {failed} failed")
-    for label in not_run:
-        print(f"not run, for want of hypothesis: {label}")
+        start = time.perf_counter()
+        counts = _run(name, sys.argv[1:], not_run)
+        totals = [a + b for a, b in zip(totals, counts, strict=True)]
+        if any(counts):
+            took = time.perf_counter() - start
+            print(f"{name}: {counts[0]} passed, {counts[1]} failed in {took:.0f} s", flush=True)
+    print(f"{totals[0]} passed, {totals[1]} failed")
     if "tests.gpu" in sys.modules:
-        for reason, count in sorted(sys.modules["tests.gpu"].LEFT_OUT.items()):
-            print(f"left out {count}: {reason}")
-    return min(failed, 100)
+        for what, count in sorted(sys.modules["tests.gpu"].LEFT_OUT.items()):
+            print(f"left out {count} × {what}")
+    for reason, labels in not_run.items():
+        print(f"not run: {reason}:", *labels, sep="\n    ")
+    return 0 if totals[0] and not totals[1] else 1
 
 
 if __name__ == "__main__":

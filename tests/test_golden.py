@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests import checks
 
 from onnxgrad.op import OPERATORS
 
@@ -42,7 +43,7 @@ def call(how, operator, case):
     settings = dict(case["attributes"])
     if op.chooses_outputs and "outputs" in case:
         settings["outputs"] = list(case["outputs"])
-    run = op if how == "kernel" else op.definition
+    run = functools.partial(checks.call, op) if how == "kernel" else op.definition
     results = run(*[given.get(i.name) for i in op.inputs], **settings)
     results = results if isinstance(results, tuple) else (results,)
     return dict(zip([o.name for o in op.outputs], results, strict=True))

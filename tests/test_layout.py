@@ -33,13 +33,9 @@ def public_functions(path):
     }
 
 
-def test_every_operator_has_a_kernel_file_and_every_kernel_file_an_operator():
-    assert modules("cpu") == modules("ops")
-
-
-@pytest.mark.parametrize("module", modules("ops"))
-def test_kernels_have_the_names_and_parameters_of_their_operators(module):
-    expected = {
+def kernels_of(module):
+    """{name: names of its parameters} of the kernels that the operators of a module ask for."""
+    return {
         op.function_name: [
             *(i.name for i in op.inputs),
             *(o.name for o in op.outputs),
@@ -48,12 +44,33 @@ def test_kernels_have_the_names_and_parameters_of_their_operators(module):
         for op in OPERATORS.values()
         if op.module == module
     }
+
+
+# What only reads shapes runs on the host, wherever the arrays are.
+ON_A_GPU = sorted({op.module for op in OPERATORS.values() if not op.on_host_only})
+
+
+def test_every_operator_has_a_kernel_file_and_every_kernel_file_an_operator():
+    assert modules("cpu") == modules("ops")
+    assert modules("cuda") == ON_A_GPU
+
+
+@pytest.mark.parametrize("module", modules("ops"))
+def test_kernels_have_the_names_and_parameters_of_their_operators(module):
+    expected = kernels_of(module)
     assert expected
     kernels = public_functions(PACKAGE / "cpu" / f"{module}.py")
     for name, parameters in kernels.items():
         if parameters[-1:] == ["memory"]:  # what it may assume of its results, for kernels that can make use of it
             kernels[name] = parameters[:-1]
     assert kernels == expected
+
+
+@pytest.mark.parametrize("module", ON_A_GPU)
+def test_cuda_kernels_have_them_too_and_are_told_where_to_record_a_bad_index(module):
+    found = public_functions(PACKAGE / "cuda" / f"{module}.py")
+    for name, parameters in kernels_of(module).items():
+        assert found[name] in ([*parameters, "bad"], [*parameters, "bad", "deterministic"]), name
 
 
 @pytest.mark.parametrize("module", modules("ops"))
