@@ -45,7 +45,7 @@ def gru_training(
     _check_lengths(SL, S, bad)
     _check_step(N, H)
     work = sums_dtype(X.dtype)
-    inputs = X.to(work).reshape(S * N, -1)
+    inputs = X.to(work).reshape(S * N, X.shape[2])
     for d, backwards in enumerate(DIRECTIONS[direction]):
         states = torch.zeros((2, N, H), dtype=work, device=X.device)
         if Ht0 is not None:
@@ -97,7 +97,7 @@ def gru_grad(
     _check_step(N, H)
     work = sums_dtype(X.dtype)
     alive = None if SL is None else torch.arange(S, device=X.device)[:, None] < SL[None, :]
-    inputs = _only_where(alive, X.to(work)).reshape(S * N, -1)
+    inputs = _only_where(alive, X.to(work)).reshape(S * N, X.shape[2])
     total = None
     for d, backwards in enumerate(DIRECTIONS[direction]):
         gradient = torch.zeros((N, H), dtype=work, device=X.device)
