@@ -134,9 +134,15 @@ class Op(Generic[P, R]):
 
     def _run(self, out: Sequence[Any] | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> R:
         try:
-            how, kwargs = _how_to_run(kwargs)
+            how = (True, True)
+            if kwargs:
+                how, kwargs = _how_to_run(kwargs)
             values = arguments.bind(self._order, self._by_position, self._defaults, args, kwargs)
-            like = next((v for v in values if v.__class__ is not np.ndarray and is_foreign(v)), None)
+            like = None
+            for value in values:
+                if value.__class__ is not np.ndarray and is_foreign(value):
+                    like = value
+                    break
             results: tuple[Any, ...]
             if like is None:
                 results = self._run_on_cpu(out, values)
