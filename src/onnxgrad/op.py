@@ -158,7 +158,7 @@ class Op(Generic[P, R]):
 
     def _run_on_cpu(self, out: Sequence[Array | None] | None, values: Sequence[Any]) -> tuple[Array | None, ...]:
         inputs = arguments.to_arrays(self.inputs, values)
-        attributes, wanted = self._settings(values)
+        attributes, wanted = self._settings(values) if len(values) > len(inputs) else ({}, None)
         kernel = self._kernels.get("cpu") or self.kernel("cpu")
         if self.longest is not None and out is None:
             room = [np.empty(n, np.int64) for n in self.longest(*inputs, **attributes)]
