@@ -314,3 +314,20 @@ def test_gradients_may_be_on_record():
     dX = gather_grad([4, 3], to_tensor(SOME), dY)
     assert not dX.requires_grad
     assert same_bits(to_array(dX), gather_grad.definition([4, 3], SOME, ONES))
+
+
+def test_results_may_not_share_memory():
+    dY = to_tensor(ONES)
+    with raises(ValueError, "SliceGrad: out for dX shares memory with an input"):
+        slice_grad.into(dY, dY, [2, 3], [0], [2])
+    X, W, R, *_ = on_device(*case(dtype=np.float32).forward)
+    HAll, HFinal, ZRH = gru_training(X, W, R)
+    with raises(ValueError, "GRUTraining: out for HFinal shares memory with HAll"):
+        gru_training.into((HAll, HAll.view(-1)[: HFinal.numel()].view(HFinal.shape), ZRH), X, W, R)
+
+
+def test_what_was_checked_before_stands_for_nothing_else():
+    indices, dY = on_device(SOME, ONES)
+    gather_grad([4, 3], indices, dY)
+    with raises(TypeError, "GatherGrad: shape holds float64 values, expected integers"):
+        gather_grad([4.0, 3.0], indices, dY)

@@ -151,7 +151,10 @@ class Op(Generic[P, R]):
             else:
                 arrays = [to_numpy(v) if is_foreign(v) else v for v in values]
                 given = None if out is None else [to_numpy(o) if is_foreign(o) else o for o in out]
-                results = tuple(r if r is None else in_kind(r, like) for r in self._run_on_cpu(given, arrays))
+                results = self._run_on_cpu(given, arrays)
+                results = tuple(
+                    None if r is None else in_kind(r, like) if out is None else out[k] for k, r in enumerate(results)
+                )
         except (TypeError, ValueError, IndexError, MemoryError) as error:
             raise self.named(error) from None
         return results[0] if len(results) == 1 else results  # type: ignore[return-value]

@@ -106,9 +106,7 @@ class _GatherElementsGrad(torch.autograd.Function):
     def forward(ctx: Any, dY: torch.Tensor, indices: torch.Tensor, shape: tuple[int, ...], axis: int) -> torch.Tensor:
         ctx.save_for_backward(indices)
         ctx.axis = axis
-        # torch's own switch decides, as for its scatter_add.
-        only_same_bits = torch.are_deterministic_algorithms_enabled()
-        return gather_elements_grad(dY, shape, indices, axis, check=False, deterministic=only_same_bits)
+        return gather_elements_grad(dY, shape, indices, axis, check=False)
 
     @staticmethod
     def backward(ctx: Any, ddX: torch.Tensor) -> Any:

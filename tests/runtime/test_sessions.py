@@ -21,6 +21,7 @@ from onnxgrad import (
     gru_training,
     slice_grad,
 )
+from onnxgrad.runtime import compute, plan
 from onnxgrad.runtime.custom_op import ELEMENT_TYPES
 from onnxgrad.tensor_types import DTYPES
 
@@ -182,6 +183,33 @@ def test_shapes_may_change_from_run_to_run():
         indices, dY = rng.integers(0, rows, 5), rng.standard_normal((5, width)).astype(F32)
         feeds = {"shape": np.array([rows, width]), "indices": indices, "dY": dY}
         assert same_bits(session.run(None, feeds)[0], gather_grad([rows, width], indices, dY))
+
+
+def test_plans_that_are_used_once_are_not_kept_for_ever():
+    psutil = pytest.importorskip("psutil")
+    session = session_of(model_of(broadcast_gradient_args, (np.zeros(1, np.int64), np.zeros(1, np.int64)), {}))
+    sizes = []
+    for block in range(4):
+        for k in range(2000):
+            shape = np.array([2000 * block + k + 2])
+            session.run(None, {"a_shape": shape, "b_shape": np.ones(1, np.int64)})
+        sizes.append(psutil.Process().memory_info().rss)
+    assert sizes[-1] - sizes[0] < 4 * 2**20, sizes
+
+
+def test_no_memory_to_work_in_is_an_error(monkeypatch):
+    made = plan.make_plan
+
+    def huge(node, key):
+        result = made(node, key)
+        result.words[compute.WORKSPACE] = 2**60
+        return result
+
+    monkeypatch.setattr(plan, "make_plan", huge)
+    args = np.array([40, 64]), np.array([0, 1]), np.ones((2, 64), F32)
+    session = session_of(model_of(gather_grad, args, {}))
+    with pytest.raises(Exception, match="GatherGrad: there was not memory enough to run it"):
+        session.run(None, feeds_of(gather_grad, args))
 
 
 def test_large_work_is_shared_among_the_sessions_threads():

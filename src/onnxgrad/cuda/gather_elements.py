@@ -58,12 +58,12 @@ def gather_elements_grad(
     if not deterministic:
         sums = dX if dX.element_size() > 2 else torch.empty(dX.shape, dtype=torch.float32, device=dX.device)
         sums.zero_()
-        _launch_over(lines, size, _add_atomically, dY, indices, sums, bad)
+        _launch_over(lines, size, dY, indices, sums, bad, add=True)
         if sums is not dX:
             dX.copy_(sums)
     elif dX.dtype == torch.float64:
         targets = torch.empty(indices.numel(), dtype=torch.int64, device=dX.device)
-        _launch_over(lines, size, _find_targets, targets, indices, dX, bad)
+        _launch_over(lines, size, targets, indices, dX, bad, add=False)
         sum_by_index(targets, dY, dX, 1, dX.numel(), 1, BadIndex(dX.device, wanted=False))
     else:
         _add_exactly(dY, indices, dX, axis, bad)
@@ -92,21 +92,21 @@ def _lines(taken: Sequence[int], whole: Sequence[int], axis: int) -> Lines:
 
 
 def _launch_over(
-    lines: Lines, size: int, kernel: Any, y: torch.Tensor, indices: torch.Tensor, x: torch.Tensor, bad: BadIndex
+    lines: Lines, size: int, y: torch.Tensor, indices: torch.Tensor, x: torch.Tensor, bad: BadIndex, add: bool
 ) -> None:
-    """Runs a kernel over tiles of the indices."""
+    """Adds the terms y to x, or finds their places there, over tiles of the indices."""
     columns = min(power_of_two(lines.columns), 1024)
     if not lines.axis_is_last:
         columns = min(columns, max(32, power_of_two(SLAB_BYTES // (4 * size) + 1) // 2))
     height = max(1, min(power_of_two(lines.rows), TILE // columns))
     down, across = ceil_div(lines.rows, height), ceil_div(lines.columns, columns)
     launch(
-        kernel,
+        _spread,
         down * across,
         *(y, indices, x, bad.position, lines.lengths, lines.steps),
         *(lines.rows, lines.columns, down, size, lines.axis_step, x.numel()),
         len(lines.lengths), lines.axis_is_last, height, columns, bad.position is not None,
-        counting_type(indices.numel(), x.numel()),
+        counting_type(indices.numel(), x.numel()), add,
         num_warps=4,
     )  # fmt: skip
 
@@ -119,12 +119,12 @@ def _record(bad, outside, position):
 
 
 @triton.jit
-def _targets(
-    indices, bad, lengths, steps, rows, columns, down, size, axis_step,
+def _spread(
+    y, indices, x, bad, lengths, steps, rows, columns, down, size, axis_step, total,
     OUTER: tl.constexpr, AXIS_IS_LAST: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHECK: tl.constexpr,
-    KIND: tl.constexpr,
+    KIND: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
-    """Of a tile of indices: their positions, where they point in dX, which exist, and which of those are good.
+    """Adds each element of y to x atomically, or writes into y where in x it belongs, `total` for a bad index.
 
     Programs go along the axis first, so that the additions of one time fall into few lines of dX, and the cache.
     """
@@ -150,60 +150,11 @@ def _targets(
     target = origin[:, None] + index.to(KIND) * axis_step
     if not AXIS_IS_LAST:
         target += column[None, :]
-    return position, target, exists, good
-
-
-@triton.jit
-def _add_atomically(
-    dY, indices, sums, bad, lengths, steps, rows, columns, down, size, axis_step, total,
-    OUTER: tl.constexpr, AXIS_IS_LAST: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHECK: tl.constexpr,
-    KIND: tl.constexpr,
-):  # fmt: skip
-    position, target, exists, good = _targets(
-        indices,
-        bad,
-        lengths,
-        steps,
-        rows,
-        columns,
-        down,
-        size,
-        axis_step,
-        OUTER,
-        AXIS_IS_LAST,
-        ROWS,
-        COLUMNS,
-        CHECK,
-        KIND,
-    )
-    term = tl.load(dY + position, exists, other=0).to(sums.dtype.element_ty)
-    tl.atomic_add(sums + target, term, good, sem="relaxed")
-
-
-@triton.jit
-def _find_targets(
-    targets, indices, dX, bad, lengths, steps, rows, columns, down, size, axis_step, total,
-    OUTER: tl.constexpr, AXIS_IS_LAST: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHECK: tl.constexpr,
-    KIND: tl.constexpr,
-):  # fmt: skip
-    position, target, exists, good = _targets(
-        indices,
-        bad,
-        lengths,
-        steps,
-        rows,
-        columns,
-        down,
-        size,
-        axis_step,
-        OUTER,
-        AXIS_IS_LAST,
-        ROWS,
-        COLUMNS,
-        CHECK,
-        KIND,
-    )
-    tl.store(targets + position, tl.where(good, target, total), exists)
+    if ADD:
+        term = tl.load(y + position, exists, other=0).to(x.dtype.element_ty)
+        tl.atomic_add(x + target, term, good, sem="relaxed")
+    else:
+        tl.store(y + position, tl.where(good, target, total), exists)
 
 
 def _add_exactly(dY: torch.Tensor, indices: torch.Tensor, dX: torch.Tensor, axis: int, bad: BadIndex) -> None:
@@ -295,9 +246,8 @@ def _sum_groups(
                 index = tl.where(index < 0, index + size, index)
                 good = exists & (index >= 0) & (index < size)
                 index = index.to(KIND)
-                if CHECK:  # noqa: SIM102
-                    if w == 0:
-                        _record(bad, exists & ~good, place)
+                if CHECK:
+                    _record(bad, exists & ~good & (w == 0), place)
                 term = tl.load(dY + place, exists, other=0).to(tl.float32)
                 finite = ((term.to(tl.int32, bitcast=True) >> 23) & 255) < 255
                 if w < windows:

@@ -14,7 +14,6 @@ from onnxgrad.ops.slice import Range, merged_ranges
 # Only the size of an element matters: it is moved, never computed with.
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 TILE_BYTES = 1 << 12
-WIDEST = 1 << 12  # columns of a tile
 WARPS = 4
 COPIED, SPREAD, SWAPPED = 0, 1, 2  # how a word of dX is made of dY
 
@@ -53,7 +52,7 @@ def slice_grad(
         dims = [*dims[:-1], (dim // 2, Range(dim // 2 - 1, -1, dim // 2))]
     *outer, (dim, last) = dims
     rows = math.prod(length for length, _ in outer)
-    room = max(WIDEST, TILE_BYTES) // written.itemsize
+    room = TILE_BYTES // written.itemsize
     columns = min(room, power_of_two(dim))
     height = max(1, min(power_of_two(rows), room // columns))
     across = ceil_div(dim, columns)

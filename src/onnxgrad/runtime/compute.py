@@ -26,7 +26,7 @@ OUTPUT_ROW, COPY_ROW, CALL_ROW, PATCH_ROW = 3, 3, 6, 3
 FROM_INPUT, FROM_OUTPUT, FROM_WORKSPACE = 0, 1 << 16, 1 << 17
 ABSENT = -1  # in a key, in place of an input's rank
 MOST_VALUES = 64  # inputs or outputs of a node
-KEY_ROOM = 1024  # words; inputs whose shapes take more are left to Python
+KEY_ROOM = 1024  # words; a node whose shapes take more is refused
 
 GET_INPUT, GET_OUTPUT = SLOTS["KernelContext_GetInput"], SLOTS["KernelContext_GetOutput"]
 GET_SHAPE, GET_DATA = SLOTS["GetTensorElementTypeAndShapeDataReference"], SLOTS["GetTensorMutableData"]
@@ -238,7 +238,11 @@ def _compute(kernel_address: int, context: int) -> int:
     status = _make_outputs(kernel, plan, context, results, out)
     if status != 0:
         return status
-    if _make_calls(kernel, plan, context, data, results) >= 0:
+    try:
+        found = _make_calls(kernel, plan, context, data, results)
+    except Exception:  # no memory to work in; a C function that raises would return 0, for success
+        found = int64(0)
+    if found >= 0:
         answer[0], answer[1] = 0, 0
         invoke(kernel[EXPLAIN], (kernel[NUMBER], context, key_address, length, data_address, answer_address))
         return answer[1]

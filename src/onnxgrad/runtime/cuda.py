@@ -66,8 +66,7 @@ def _run(kernel: kernels.Kernel, context: int) -> None:
         dims, value = (_word * max(1, len(shape)))(*shape), ctypes.c_void_p()
         api.call("KernelContext_GetOutput", context, o, dims, len(shape), ctypes.byref(value))
         outputs.append(_tensor(api, value, node.dtypes[node.op.dtype_sources[o]]))
-    session_stream: Any = torch.cuda.ExternalStream(stream.value or 0)  # type: ignore[no-untyped-call]
-    with torch.cuda.stream(session_stream):
+    with torch.cuda.stream(torch.cuda.ExternalStream(stream.value or 0)):
         names = [output.name for output, wanted in zip(node.op.outputs, node.wanted, strict=True) if wanted]
         if node.op.chooses_outputs:
             node.op.into(outputs, *inputs, **node.attributes, outputs=names)

@@ -1,6 +1,7 @@
 """The kernels of all sessions, as Python knows them: a node, its memory, and the plans made for it."""
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -30,6 +31,8 @@ class Kernel:
     api: Api
     words: Array
     plans: list[Any] = field(default_factory=list)
+    # Plans past the limit are used once. The last ones stay for the runs that have just been handed them.
+    passing_plans: deque[Any] = field(default_factory=lambda: deque(maxlen=256))
 
 
 lock = threading.RLock()

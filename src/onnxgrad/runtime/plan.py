@@ -117,8 +117,9 @@ def _plan_of_calls(node: Node, plan: Plan, shapes: list[tuple[int, ...] | None],
         options["memory"] = FRESH  # outputs of a node that fails are dropped
     with record() as recording:
         # An output that the node leaves out but the kernel writes goes to working memory.
-        spare = {first + o: recording.workspace((outputs[o].nbytes,), np.dtype(np.uint8))  # type: ignore[union-attr]
-                 for o, wanted in enumerate(node.wanted) if not wanted and outputs[o] is not None}  # fmt: skip
+        for o, (output, wanted) in enumerate(zip(outputs, node.wanted, strict=True)):
+            if output is not None and not wanted:
+                outputs[o] = recording.workspace(output.shape, output.dtype)
         op.kernel("cpu")(*inputs, *outputs, **options)
     plan.words[OUTPUT_TABLE] = plan.table(
         [
@@ -137,7 +138,7 @@ def _plan_of_calls(node: Node, plan: Plan, shapes: list[tuple[int, ...] | None],
         template: list[int] = []
         patches: list[list[int]] = []
         for word in words:
-            source = _source(word, first, starts, spare) if isinstance(word, np.ndarray) else None
+            source = _source(word, first, starts) if isinstance(word, np.ndarray) else None
             if source is not None:
                 patches.append([len(template), *source])
                 template.append(0)
@@ -150,14 +151,12 @@ def _plan_of_calls(node: Node, plan: Plan, shapes: list[tuple[int, ...] | None],
     return plan
 
 
-def _source(array: Array, first: int, starts: list[int], spare: dict[int, Array]) -> tuple[int, int] | None:
+def _source(array: Array, first: int, starts: list[int]) -> tuple[int, int] | None:
     """Where an argument's memory comes from at each run, and the offset there; None if it is the plan's own."""
     region = region_of(array)
     if region is None:
         return None
     number, offset = region
-    if number in spare:
-        number = region_of(spare[number])[0]  # type: ignore[index]
     if number >= FIRST_WORKSPACE:
         return FROM_WORKSPACE, starts[number - FIRST_WORKSPACE] + offset
     return (FROM_INPUT + number, offset) if number < first else (FROM_OUTPUT + number - first, offset)

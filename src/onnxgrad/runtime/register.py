@@ -188,7 +188,7 @@ def _prepare(number: int, context: int, key: int, length: int, data: int, answer
                 plan.words[compute.NEXT] = kernel.words[compute.PLAN]
                 kernel.words[compute.PLAN] = plan.address
             else:
-                kernel.plans[-1:] = [kernel.plans[-1], plan]
+                kernel.passing_plans.append(plan)
         words[0] = plan.address
 
     words[1] = kernels.guarded(make, kernel.api, kernel.node.name)

@@ -61,7 +61,7 @@ def run(
     elsewhere = plan.device.type == "cuda" and plan.device.index != torch.cuda.current_device()
     with torch.cuda.device(plan.device) if elsewhere else contextlib.nullcontext():
         bad = BadIndex(plan.device, check)
-        results = _results(op, out, plan, wanted)
+        results = _results(op, out, plan, wanted, inputs)
         kernel(*inputs, *results, **attributes, bad=bad)
         if (error := bad.error()) is not None:
             raise error
@@ -80,7 +80,7 @@ def _looks(op: "Op[..., Any]", values: Sequence[Any]) -> Any:
                 return None
             looks.append((value.shape, value.dtype, value.device))
         elif value.__class__ is list or value.__class__ is tuple:
-            looks.append((list, *value))
+            looks.append((list, *value, *(v.__class__ for v in value)))  # 4.0 equals 4, but is no dimension
         elif value is None or value.__class__ in (int, float, str):
             looks.append((value.__class__, value))
         else:
@@ -169,11 +169,11 @@ def _is_host_tensor(value: Any) -> bool:
 
 
 def _results(
-    op: "Op[..., Any]", out: Sequence[Any] | None, plan: Plan, wanted: frozenset[str] | None
+    op: "Op[..., Any]", out: Sequence[Any] | None, plan: Plan, wanted: frozenset[str] | None, inputs: Sequence[Any]
 ) -> tuple[torch.Tensor | None, ...]:
     names = op.output_names
     if out is not None:
-        return _check_out(out, names, plan.shapes, plan.dtypes, wanted, plan.device)
+        return _check_out(out, names, plan.shapes, plan.dtypes, wanted, plan.device, inputs)
     try:
         return tuple(
             torch.empty(shape, dtype=dtype, device=plan.device) if wanted is None or name in wanted else None
@@ -190,6 +190,7 @@ def _check_out(
     dtypes: Sequence[torch.dtype],
     wanted: frozenset[str] | None,
     device: torch.device,
+    inputs: Sequence[Any],
 ) -> tuple[torch.Tensor | None, ...]:
     """The caller's own result arrays, if they can serve."""
     if len(out) != len(names):
@@ -206,5 +207,15 @@ def _check_out(
         asked = f"{_name(dtype)}{list(shape)} on {device}"
         if given != asked or not tensor.is_contiguous():
             raise ValueError(f"out for {name} is {given}, expected {asked}, contiguous")
+        if any(_share_memory(tensor, x) for x in inputs if isinstance(x, torch.Tensor)):
+            raise ValueError(f"out for {name} shares memory with an input")
+        for other, before in zip(names, results, strict=False):
+            if before is not None and _share_memory(tensor, before):
+                raise ValueError(f"out for {name} shares memory with {other}")
         results.append(tensor if wanted is None or name in wanted else None)
     return tuple(results)
+
+
+def _share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two contiguous tensors overlap."""
+    return a.data_ptr() < b.data_ptr() + b.nbytes and b.data_ptr() < a.data_ptr() + a.nbytes

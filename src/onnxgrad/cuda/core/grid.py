@@ -8,8 +8,6 @@ import triton.language as tl
 
 from onnxgrad.cuda.core.launch import INTERPRETED, ceil_div
 
-SMALLEST = 16  # rows and columns of a tile that tl.dot takes
-
 
 class Tiling(NamedTuple):
     """How a matrix of states is cut into tiles, and how many programs share them."""
@@ -38,6 +36,16 @@ def choose_tiling(rows: int, columns: int, gates: int, device: torch.device) -> 
     assert best is not None
     n, m, tiles = best
     return Tiling(n, m, 64, min(tiles, processors), 4)
+
+
+@triton.jit
+def tile_of(tile, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Rows and columns of a tile of a matrix, which of its elements exist, and where they lie in memory."""
+    across = tl.cdiv(columns, COLUMNS)
+    row = (tile // across) * ROWS + tl.arange(0, ROWS)
+    column = (tile % across) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = (row < rows)[:, None] & (column < columns)[None, :]
+    return row, column, inside, row[:, None] * columns + column[None, :]
 
 
 @triton.jit

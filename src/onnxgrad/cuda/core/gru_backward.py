@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from onnxgrad.cuda.core.activate import slope
-from onnxgrad.cuda.core.grid import wait_for_all
+from onnxgrad.cuda.core.grid import tile_of, wait_for_all
 from onnxgrad.cuda.core.gru_forward import product, reaches
 from onnxgrad.cuda.core.launch import float_of
 
@@ -28,18 +28,14 @@ def walk_back(
     f_beta = float_of(f_beta, kind)
     g_alpha = float_of(g_alpha, kind)
     g_beta = float_of(g_beta, kind)
-    across = tl.cdiv(hidden, COLUMNS)
-    tiles = tl.cdiv(batch, ROWS) * across
+    tiles = tl.cdiv(batch, ROWS) * tl.cdiv(hidden, COLUMNS)
     width = 3 * hidden
     meeting = 0
     origin = tl.program_id(0).to(tl.int64) * 0  # all steps together may need 64 bits
     for s in range(steps):
         t = origin + (s if BACKWARDS else steps - 1 - s)
         for tile in range(tl.program_id(0), tiles, PROGRAMS):
-            row = (tile // across) * ROWS + tl.arange(0, ROWS)
-            column = (tile % across) * COLUMNS + tl.arange(0, COLUMNS)
-            inside = (row < batch)[:, None] & (column < hidden)[None, :]
-            own = row[:, None] * hidden + column[None, :]
+            row, column, inside, own = tile_of(tile, batch, hidden, ROWS, COLUMNS)
             alive = inside & reaches(t, lengths, row, batch, HAS_LENGTHS)[:, None]
             gate = ZRH + t * all_step * 3 + row[:, None] * width + column[None, :]
             z = tl.load(gate, alive, other=0).to(kind)
@@ -73,10 +69,7 @@ def walk_back(
         step = deltas + t * batch * width
         if not LINEAR_BEFORE_RESET:
             for tile in range(tl.program_id(0), tiles, PROGRAMS):
-                row = (tile // across) * ROWS + tl.arange(0, ROWS)
-                column = (tile % across) * COLUMNS + tl.arange(0, COLUMNS)
-                inside = (row < batch)[:, None] & (column < hidden)[None, :]
-                own = row[:, None] * hidden + column[None, :]
+                row, column, inside, own = tile_of(tile, batch, hidden, ROWS, COLUMNS)
                 alive = inside & reaches(t, lengths, row, batch, HAS_LENGTHS)[:, None]
                 flow = product(
                     step + 2 * hidden, width, weights + 2 * hidden, width, row, column, batch, hidden, hidden,
@@ -96,10 +89,7 @@ def walk_back(
             meeting += 1
             wait_for_all(counter, meeting, PROGRAMS)
         for tile in range(tl.program_id(0), tiles, PROGRAMS):
-            row = (tile // across) * ROWS + tl.arange(0, ROWS)
-            column = (tile % across) * COLUMNS + tl.arange(0, COLUMNS)
-            inside = (row < batch)[:, None] & (column < hidden)[None, :]
-            own = row[:, None] * hidden + column[None, :]
+            row, column, inside, own = tile_of(tile, batch, hidden, ROWS, COLUMNS)
             total = tl.load(gradient + own, inside, other=0)
             total = product(
                 step, width, weights, width, row, column, batch, hidden, 2 * hidden, total, DEPTH, PRECISION

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from onnxgrad.cuda.core.activate import activate
-from onnxgrad.cuda.core.grid import wait_for_all
+from onnxgrad.cuda.core.grid import tile_of, wait_for_all
 from onnxgrad.cuda.core.launch import float_of, to_type
 
 
@@ -62,8 +62,7 @@ def walk(
     g_alpha = float_of(g_alpha, kind)
     g_beta = float_of(g_beta, kind)
     clip = float_of(clip, kind)
-    across = tl.cdiv(hidden, COLUMNS)
-    tiles = tl.cdiv(batch, ROWS) * across
+    tiles = tl.cdiv(batch, ROWS) * tl.cdiv(hidden, COLUMNS)
     meeting = 0
     origin = tl.program_id(0).to(tl.int64) * 0  # all steps together may need 64 bits
     for s in range(steps):
@@ -71,10 +70,7 @@ def walk(
         old, new = states + (s % 2) * batch * hidden, states + (1 - s % 2) * batch * hidden
         if not LINEAR_BEFORE_RESET:
             for tile in range(tl.program_id(0), tiles, PROGRAMS):
-                row = (tile // across) * ROWS + tl.arange(0, ROWS)
-                column = (tile % across) * COLUMNS + tl.arange(0, COLUMNS)
-                inside = (row < batch)[:, None] & (column < hidden)[None, :]
-                own = row[:, None] * hidden + column[None, :]
+                row, column, inside, own = tile_of(tile, batch, hidden, ROWS, COLUMNS)
                 gate = before + (t * batch + row)[:, None] * 3 * hidden + column[None, :]
                 zero = tl.zeros((ROWS, COLUMNS), kind)
                 z = product(old, hidden, R, hidden, row, column, batch, hidden, hidden, zero, DEPTH, PRECISION)
@@ -92,10 +88,7 @@ def walk(
             meeting += 1
             wait_for_all(counter, meeting, PROGRAMS)
         for tile in range(tl.program_id(0), tiles, PROGRAMS):
-            row = (tile // across) * ROWS + tl.arange(0, ROWS)
-            column = (tile % across) * COLUMNS + tl.arange(0, COLUMNS)
-            inside = (row < batch)[:, None] & (column < hidden)[None, :]
-            own = row[:, None] * hidden + column[None, :]
+            row, column, inside, own = tile_of(tile, batch, hidden, ROWS, COLUMNS)
             gate = before + (t * batch + row)[:, None] * 3 * hidden + column[None, :]
             out = ZRH + t * all_step * 3 + row[:, None] * 3 * hidden + column[None, :]
             alive = reaches(t, lengths, row, batch, HAS_LENGTHS)

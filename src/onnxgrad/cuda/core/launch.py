@@ -57,7 +57,7 @@ def float_of(bits, KIND: tl.constexpr):
 @triton.jit
 def to_type(x, KIND: tl.constexpr):
     """x in another type, rounded to nearest even."""
-    if CUTS_OFF and KIND == tl.bfloat16:  # noqa: SIM300
+    if CUTS_OFF and tl.bfloat16 == KIND:
         bits = x.to(tl.float32).to(tl.int32, bitcast=True)
         bits = tl.where(x != x, bits | 0x400000, bits + 0x7FFF + ((bits >> 16) & 1))
         return (bits >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
