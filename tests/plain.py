@@ -26,6 +26,7 @@ MODULES = (
     "tests.test_golden",
     "tests.test_cuda_calls",
     "tests.test_torch",
+    "tests.runtime.test_sessions",
 )
 MOST_TRACEBACKS = 10
 
@@ -70,6 +71,16 @@ def _param(*values: Any, id: str = "") -> Any:
     return types.SimpleNamespace(values=values, marks=())
 
 
+class SkippedError(Exception):
+    """What a test needs is not here."""
+
+
+def _importorskip(name: str) -> Any:
+    if importlib.util.find_spec(name) is None:
+        raise SkippedError(f"needs {name}")
+    return importlib.import_module(name)
+
+
 class _Strategies(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # Python itself asks modules for their __file__
@@ -85,6 +96,7 @@ def _stand_in() -> None:
     if importlib.util.find_spec("pytest") is None:
         pytest: Any = types.ModuleType("pytest")
         pytest.mark, pytest.raises, pytest.param = _Marks(), _raises, _param
+        pytest.importorskip = _importorskip
         sys.modules["pytest"] = pytest
     if importlib.util.find_spec("hypothesis") is None:
         hypothesis: Any = types.ModuleType("hypothesis")
@@ -112,6 +124,20 @@ def _cases(test: Any) -> list[tuple[str, dict[str, Any]]]:
     return found
 
 
+def _why_not_at_all(name: str) -> str:
+    """The reason a module does not run; nothing if it does."""
+    from tests.checks import DEVICE
+
+    if not name.startswith("tests.runtime."):
+        return ""
+    if importlib.util.find_spec("onnxruntime") is None:
+        return "needs onnxruntime"
+    providers = importlib.import_module("onnxruntime").get_available_providers()
+    if DEVICE == "cuda" and "CUDAExecutionProvider" not in providers:
+        return "needs onnxruntime-gpu"
+    return ""
+
+
 def _why_not(module: Any, test: Any, arguments: dict[str, Any]) -> str:
     """The reason a test does not run; nothing if it does."""
     from tests.checks import DEVICE, reaches_device
@@ -131,6 +157,9 @@ def _why_not(module: Any, test: Any, arguments: dict[str, Any]) -> str:
 def _run(name: str, words: list[str], not_run: dict[str, list[str]]) -> tuple[int, int]:
     """How many cases of a module passed and failed; adds to `not_run` what was left out, by reason."""
     passed = failed = 0
+    if reason := _why_not_at_all(name):
+        not_run.setdefault(reason, []).append(name)
+        return 0, 0
     module = importlib.import_module(name)
     for test_name, test in inspect.getmembers(module, inspect.isfunction):
         label = f"{name.rsplit('.', 1)[1].removeprefix('test_')}::{test_name}"
@@ -144,6 +173,8 @@ def _run(name: str, words: list[str], not_run: dict[str, list[str]]) -> tuple[in
             try:
                 test(**arguments)
                 passed += 1
+            except SkippedError as skipped:
+                not_run.setdefault(str(skipped), []).append(label)
             except Exception:
                 failed += 1
                 if failed <= MOST_TRACEBACKS:

@@ -1,4 +1,4 @@
-"""Every operator in a session of stock onnxruntime gives the bits of a direct call."""
+"""Every operator in a session of stock onnxruntime gives the bits of a direct call, on the CPU or the CUDA provider."""
 
 import itertools
 import subprocess
@@ -9,7 +9,7 @@ import numpy as np
 import onnxruntime
 import pytest
 from tests import gru_cases
-from tests.checks import FLOATS, INDICES, as_tuple, raises, same_bits
+from tests.checks import DEVICE, FLOATS, INDICES, as_tuple, call, raises, same_bits
 from tests.runtime.nodes import element_type, feeds_of, model_of
 
 import onnxgrad
@@ -26,12 +26,20 @@ from onnxgrad.runtime.custom_op import ELEMENT_TYPES
 from onnxgrad.tensor_types import DTYPES
 
 F32 = np.dtype(np.float32)
+if DEVICE == "cuda":
+    import torch
+
+    onnxruntime.preload_dlls()  # CUDA's libraries, those that came with torch
+PROVIDERS = ["CUDAExecutionProvider"] * (DEVICE == "cuda") + ["CPUExecutionProvider"]
 OPTIONS = onnxgrad.register()
 OPTIONS.log_severity_level = 4  # errors are raised; they need not be printed too
+on_the_cpu = pytest.mark.skipif(DEVICE != "cpu", reason="speaks of the CPU alone")
 
 
 def session_of(model):
-    return onnxruntime.InferenceSession(model.SerializeToString(), OPTIONS, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(model.SerializeToString(), OPTIONS, providers=PROVIDERS)
+    assert session.get_providers() == PROVIDERS, "onnxruntime cannot use the provider under test"
+    return session
 
 
 def run_in(session, op, inputs):
@@ -67,7 +75,7 @@ def bits_of(value, dtype):
 
 def check_session(op, *inputs, outputs=None, **attributes):
     """The session's results are the direct call's, bit for bit, on a second run and with other shapes between."""
-    expected = as_tuple(op(*inputs, **attributes, **({"outputs": outputs} if outputs is not None else {})))
+    expected = as_tuple(call(op, *inputs, **attributes, **({"outputs": outputs} if outputs is not None else {})))
     names = [o.name for o in op.outputs]
     session = session_of(model_of(op, inputs, attributes, outputs))
     for _ in range(2):
@@ -113,7 +121,7 @@ def test_broadcast_gradient_args(outputs):
 
 
 @pytest.mark.parametrize("index", INDICES, ids=str)
-@pytest.mark.parametrize("name", ELEMENT_TYPES)
+@pytest.mark.parametrize("name", list(ELEMENT_TYPES))
 def test_slice_grad(name, index):
     dtype = DTYPES[name]
     dY = (np.arange(12) % 5).astype(dtype).reshape(2, 6)
@@ -154,7 +162,7 @@ def test_gru_with_some_outputs(count):
     given = gru_cases.case(dtype=np.float32)
     check_session(gru_training, *given.forward, linear_before_reset=1)
     session = session_of(model_of(gru_training, given.forward, {}, ["HAll", "ZRH"]))
-    HAll, _, ZRH = gru_training(*given.forward)
+    HAll, _, ZRH = call(gru_training, *given.forward)
     results = session.run(["HAll", "ZRH"], feeds_of(gru_training, given.forward))
     assert same_bits(results[0], HAll) and same_bits(results[1], ZRH)
     for outputs in itertools.combinations(gru_cases.GRADIENTS, count):
@@ -182,9 +190,10 @@ def test_shapes_may_change_from_run_to_run():
         rows, width = trial % 300 + 1, trial % 7 + 1
         indices, dY = rng.integers(0, rows, 5), rng.standard_normal((5, width)).astype(F32)
         feeds = {"shape": np.array([rows, width]), "indices": indices, "dY": dY}
-        assert same_bits(session.run(None, feeds)[0], gather_grad([rows, width], indices, dY))
+        assert same_bits(session.run(None, feeds)[0], call(gather_grad, [rows, width], indices, dY))
 
 
+@on_the_cpu
 def test_plans_that_are_used_once_are_not_kept_for_ever():
     psutil = pytest.importorskip("psutil")
     session = session_of(model_of(broadcast_gradient_args, (np.zeros(1, np.int64), np.zeros(1, np.int64)), {}))
@@ -197,6 +206,7 @@ def test_plans_that_are_used_once_are_not_kept_for_ever():
     assert sizes[-1] - sizes[0] < 4 * 2**20, sizes
 
 
+@on_the_cpu
 def test_no_memory_to_work_in_is_an_error(monkeypatch):
     made = plan.make_plan
 
@@ -230,7 +240,7 @@ def test_a_bad_index_is_named_and_the_session_goes_on(dtype):
         ):
             run_in(session, gather_grad, (good[0], np.array([0, 4]), good[2]))
         (result,) = run_in(session, gather_grad, good)
-        assert same_bits(bits_of(result, dtype), gather_grad(*good))
+        assert same_bits(bits_of(result, dtype), call(gather_grad, *good))
 
 
 def test_bad_shapes_and_lengths_are_named():
@@ -265,7 +275,8 @@ def test_two_sessions_on_two_threads():
         own = np.random.default_rng(seed)
         indices, dY = own.integers(0, 500, 300), own.standard_normal((300, 64)).astype(F32)
         shape = np.array([500, 64])
-        session, expected = session_of(model_of(gather_grad, (shape, indices, dY), {})), gather_grad(shape, indices, dY)
+        session = session_of(model_of(gather_grad, (shape, indices, dY), {}))
+        expected = call(gather_grad, shape, indices, dY)
         feeds = feeds_of(gather_grad, (shape, indices, dY))
         for _ in range(500):
             if not same_bits(session.run(None, feeds)[0], expected):
@@ -285,7 +296,7 @@ def test_one_session_on_two_threads():
     cases = []
     for count in (300, 200):
         indices, dY = rng.integers(0, 500, count), rng.standard_normal((count, 64)).astype(F32)
-        cases.append((feeds_of(gather_grad, (shape, indices, dY)), gather_grad(shape, indices, dY)))
+        cases.append((feeds_of(gather_grad, (shape, indices, dY)), call(gather_grad, shape, indices, dY)))
         session = session or session_of(model_of(gather_grad, (shape, indices, dY), {}))
     wrong = []
 
@@ -300,16 +311,21 @@ def test_one_session_on_two_threads():
     assert not wrong
 
 
+def memory_in_use():
+    if DEVICE == "cuda":
+        free, total = torch.cuda.mem_get_info()
+        return total - free
+    return pytest.importorskip("psutil").Process().memory_info().rss
+
+
 def test_a_thousand_sessions_leave_nothing_behind():
-    psutil = pytest.importorskip("psutil")
-    both = np.array([2, 3]), np.array([3])
-    model = model_of(broadcast_gradient_args, both, {})
-    feeds, process = feeds_of(broadcast_gradient_args, both), psutil.Process()
+    args = np.array([40, 64]), np.array([0, 1]), np.ones((2, 64), F32)
+    model, feeds = model_of(gather_grad, args, {}), feeds_of(gather_grad, args)
     sizes = []
     for _ in range(4):
         for _ in range(250):
             session_of(model).run(None, feeds)
-        sizes.append(process.memory_info().rss)
+        sizes.append(memory_in_use())
     assert sizes[-1] - sizes[1] < 8 * 2**20, sizes
 
 
@@ -320,28 +336,33 @@ def test_register_checks_its_argument():
     assert onnxgrad.register(mine) is mine
 
 
-@pytest.mark.parametrize("how", ["keep", "drop", "fork"])
+@pytest.mark.parametrize("how", ["keep", "drop", "fork"] if DEVICE == "cpu" else ["keep", "drop", "spawn"])
 def test_the_process_ends_cleanly(how):
     code = f"""
-import numpy as np, onnxruntime, onnxgrad, os, sys
+import numpy as np, onnxruntime, onnxgrad, os, subprocess, sys
 from tests.runtime.nodes import model_of, feeds_of
-both = np.array([2, 3]), np.array([3])
+from tests.runtime.test_sessions import PROVIDERS
+args = np.array([40, 64]), np.array([0, 1]), np.ones((2, 64), np.float32)
 options = onnxgrad.register()
-model = model_of(onnxgrad.broadcast_gradient_args, both, {{}}).SerializeToString()
-session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-session.run(None, feeds_of(onnxgrad.broadcast_gradient_args, both))
+model = model_of(onnxgrad.gather_grad, args, {{}}).SerializeToString()
+session = onnxruntime.InferenceSession(model, options, providers=PROVIDERS)
+session.run(None, feeds_of(onnxgrad.gather_grad, args))
 if {how!r} == "drop":
     del session, options
 if {how!r} == "fork":
     child = os.fork()
     if child == 0:
-        session.run(None, feeds_of(onnxgrad.broadcast_gradient_args, both))
-        fresh = onnxruntime.InferenceSession(model, onnxgrad.register(), providers=["CPUExecutionProvider"])
-        fresh.run(None, feeds_of(onnxgrad.broadcast_gradient_args, both))
+        session.run(None, feeds_of(onnxgrad.gather_grad, args))
+        fresh = onnxruntime.InferenceSession(model, onnxgrad.register(), providers=PROVIDERS)
+        fresh.run(None, feeds_of(onnxgrad.gather_grad, args))
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
+if {how!r} == "spawn" and len(sys.argv) == 1:
+    subprocess.run([sys.executable, "-c", open(0).read(), "child"], check=True, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
 print("ended")
 """
-    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=code, check=False, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "ended\n"
