@@ -358,7 +358,8 @@ if {how!r} == "fork":
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
 if {how!r} == "spawn" and len(sys.argv) == 1:
-    subprocess.run([sys.executable, "-c", open(0).read(), "child"], check=True, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
+    command = [sys.executable, "-c", open(0).read(), "child"]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
 print("ended")
 """
     done = subprocess.run(
