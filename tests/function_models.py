@@ -1,4 +1,4 @@
-"""Models that call operators of onnxgrad, and every way to run one that carries them as functions."""
+"""Models that call operators of onnxgrad, every way to run one that carries them as functions, and what to expect."""
 
 from typing import Any
 
@@ -7,6 +7,11 @@ import onnx
 import onnxruntime
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
+from tests.checks import assert_close, expect, result_dtype, same_bits
+
+from onnxgrad import add_functions
+
+FLOATS = [np.float16, np.float32, np.float64]  # what the functions run in on stock onnxruntime
 
 
 def node_of(op: Any, arguments: tuple[Any, ...], attributes: dict[str, Any], label: str, wanted: Any = None) -> Any:
@@ -46,3 +51,25 @@ def run_everywhere(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> dict
     names = [o.name for o in model.graph.output]
     runtimes = {"onnxruntime": session(model), "onnx.reference": ReferenceEvaluator(model)}
     return {what: dict(zip(names, r.run(names, feeds), strict=True)) for what, r in runtimes.items()}
+
+
+def check_functions(op: Any, *calls: Any, wanted: Any = None, **how: Any) -> onnx.ModelProto:
+    """One model with all the calls gives what the definition does; `calls` are (arguments, attributes)."""
+    made = [node_of(op, a, kw, f"_{k}", wanted) for k, (a, kw) in enumerate(calls)]
+    feeds = {name: array for _, some in made for name, array in some.items()}
+    plain = model_of([node for node, _ in made], feeds, **how)
+    model = add_functions(plain)
+    assert [f.name for f in model.functions] == [op.name]
+    for results in run_everywhere(model, feeds).values():
+        for k, (arguments, attributes) in enumerate(calls):
+            expected, bounds = expect(op, *arguments, **attributes)
+            for output, value, bound in zip(op.outputs, expected, bounds, strict=True):
+                if wanted is not None and output.name not in wanted:
+                    continue
+                actual = results[f"{output.name}_{k}"]
+                assert actual.dtype == result_dtype(op, arguments, attributes)
+                if bound is None:
+                    assert same_bits(actual, value), f"{output.name}: {actual} is not {value}"
+                else:
+                    assert_close(actual, value, bound, output.name)
+    return model

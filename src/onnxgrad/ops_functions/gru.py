@@ -1,6 +1,9 @@
 """GRUTraining and GRUGrad as ONNX functions: Scan over time, everything else in large matrix products.
 
 Both run one step more than there are, in which no row is alive: Scan wants at least one step, and S may be 0.
+
+A length outside 0 to S is an error of Gather's when the model runs. onnxruntime's CPU provider and onnx.reference raise
+it; the standard leaves it open, and a runtime that does not check indices goes on with whatever its Gather gives.
 """
 
 from collections.abc import Callable, Sequence
@@ -133,14 +136,15 @@ def _sizes(o: Body, X: Value, R: Value) -> Sizes:
 
 def _alive(o: Body, sizes: Sizes, SL: Value | None) -> Value:
     """[S + 1, N, 1]: whether a row still runs in a step."""
+    zero, one = o.like(0, sizes.steps), o.like(1, sizes.steps)
+    times = o.Range(zero, o.Squeeze(sizes.steps + 1), one)
     if SL is None:
         lengths = o.Expand(sizes.steps, sizes.rows)
     else:
         there = o.given(SL, o.Cast(sizes.rows, to=TensorProto.INT32), o.ints(0))
-        # A length is at most S in a valid model, and the step that is one too many must stay dead.
-        lengths = o.Min(o.Cast(there, to=TensorProto.INT64), sizes.steps)
-    zero, one = o.like(0, sizes.steps), o.like(1, sizes.steps)
-    times = o.Range(zero, o.Squeeze(sizes.steps + 1), one)
+        lengths = o.Cast(there, to=TensorProto.INT64)
+        # times[length] is the length again, and an error for all but 0 to S; Gather would take -1 for the last one.
+        lengths = o.Gather(times, o.Where(lengths < 0, sizes.steps + 1, lengths))
     return o.Unsqueeze(times, [1, 2]) < o.Unsqueeze(lengths, [0, 2])
 
 
