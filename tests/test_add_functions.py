@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir
 import pytest
 from onnx import TensorProto, helper
 from tests.checks import raises
@@ -114,20 +115,48 @@ def test_models_of_any_opset(opset):
         assert results["dX"].tolist() == EXPECTED
 
 
-def test_a_path_and_a_model_of_onnx_ir_are_welcome(tmp_path):
+def test_a_path_is_welcome(tmp_path):
     given = model_of([gather_node()], FEEDS)
     onnx.save(given, tmp_path / "model.onnx")
     expected = add_functions(given)
     assert add_functions(tmp_path / "model.onnx") == expected
     assert add_functions(str(tmp_path / "model.onnx")) == expected
-    onnx_ir = pytest.importorskip("onnx_ir")
-    assert [f.name for f in add_functions(onnx_ir.from_proto(given)).functions] == ["GatherGrad"]
+
+
+def test_a_model_of_onnx_ir_is_welcome():
+    given = model_of([helper.make_node("Neg", ["dY"], ["y"]), gather_node()], FEEDS, opset=13)
+    in_ir = onnx_ir.from_proto(given)
+    before = onnx_ir.to_proto(in_ir)
+    model = add_functions(in_ir)
+    assert onnx_ir.to_proto(in_ir) == before
+    assert model.functions == add_functions(given).functions
+    for results in run_everywhere(model, FEEDS).values():
+        assert results["dX"].tolist() == EXPECTED
+    again = add_functions(onnx_ir.from_proto(model))
+    assert again.functions == model.functions
+
+
+@pytest.mark.parametrize("load", [str, onnx_ir.load], ids=["path", "onnx_ir"])
+def test_weights_in_a_file_of_their_own_come_along(tmp_path, load):
+    given = model_of([gather_node()], FEEDS)
+    given.graph.initializer.append(onnx.numpy_helper.from_array(FEEDS["dY"], "dY"))
+    given.graph.input.remove(next(i for i in given.graph.input if i.name == "dY"))
+    onnx.save(given, tmp_path / "model.onnx", save_as_external_data=True, location="weights", size_threshold=0)
+    assert (tmp_path / "weights").exists()
+    loaded = load(tmp_path / "model.onnx")
+    feeds = {name: array for name, array in FEEDS.items() if name != "dY"}
+    for results in run_everywhere(add_functions(loaded), feeds).values():
+        assert results["dX"].tolist() == EXPECTED
+    if load is onnx_ir.load:
+        assert isinstance(loaded.graph.initializers["dY"].const_value, onnx_ir.ExternalTensor)  # as it was
 
 
 def test_what_is_no_model_is_refused(tmp_path):
     expected = "expected an onnx.ModelProto, an onnx_ir.Model or a path"
     with raises(TypeError, f"add_functions: model is a int, {expected}"):
         add_functions(3)
+    with raises(TypeError, f"add_functions: model is a Graph, {expected}"):
+        add_functions(onnx_ir.from_proto(model_of([gather_node()], FEEDS)).graph)
     with raises(FileNotFoundError, "add_functions: 'nowhere.onnx' is no file, expected an ONNX model"):
         add_functions("nowhere.onnx")
     (tmp_path / "model.onnx").write_bytes(b"\xff\xff not a model")

@@ -81,7 +81,9 @@ def _loaded(model: Any) -> ModelProto:
     if type(model).__module__.split(".")[0] == "onnx_ir":
         onnx_ir: Any = importlib.import_module("onnx_ir")
         if isinstance(model, onnx_ir.Model):
-            converted: ModelProto = onnx_ir.to_proto(model)
+            # A proto would name a file of weights, but not the folder it is in: they come along, as with a path.
+            loaded = onnx_ir.external_data.load_to_model(model.clone())
+            converted: ModelProto = onnx_ir.to_proto(loaded)
             return converted
     raise TypeError(
         f"add_functions: model is a {type(model).__name__}, expected an onnx.ModelProto, an onnx_ir.Model or a path"
