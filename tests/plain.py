@@ -1,7 +1,8 @@
 """Runs the operators' tests where there is no pytest: `python -m tests.plain [words in the names]`.
 
-Stands in for the little that these tests use of pytest and, so that they can be imported, of hypothesis. What cannot
-run without the real ones is listed at the end, and so is what says nothing about the device under test.
+Nearly all the time goes into compiling kernels, so the cases are dealt out to one process per core. Stands in for the
+little that these tests use of pytest and, so that they can be imported, of hypothesis. What cannot run without the
+real ones is listed at the end, and so is what says nothing about the device under test.
 """
 
 import contextlib
@@ -9,12 +10,16 @@ import importlib
 import importlib.util
 import inspect
 import itertools
+import multiprocessing
+import os
 import re
 import sys
 import time
 import traceback
 import types
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any, NamedTuple
 
 MODULES = (
@@ -26,9 +31,11 @@ MODULES = (
     "tests.test_golden",
     "tests.test_cuda_calls",
     "tests.test_torch",
-    "tests.runtime.test_sessions",
 )
+# These look at what the whole machine does, so they run alone.
+ALONE = ("tests.runtime.test_sessions",)
 MOST_TRACEBACKS = 10
+MOST_PROCESSES = 16
 
 
 class Mark(NamedTuple):
@@ -154,54 +161,81 @@ def _why_not(module: Any, test: Any, arguments: dict[str, Any]) -> str:
     return f"needs pytest for {', '.join(sorted(missing))}" if missing else ""
 
 
-def _run(name: str, words: list[str], not_run: dict[str, list[str]]) -> tuple[int, int]:
-    """How many cases of a module passed and failed; adds to `not_run` what was left out, by reason."""
-    passed = failed = 0
-    if reason := _why_not_at_all(name):
-        not_run.setdefault(reason, []).append(name)
-        return 0, 0
-    module = importlib.import_module(name)
-    for test_name, test in inspect.getmembers(module, inspect.isfunction):
-        label = f"{name.rsplit('.', 1)[1].removeprefix('test_')}::{test_name}"
-        if not test_name.startswith("test_") or (words and not any(w in label for w in words)):
+class Outcome(NamedTuple):
+    """What came of a share of the cases."""
+
+    passed: Counter[str]  # by module
+    failed: Counter[str]
+    not_run: dict[str, set[str]]  # tests, by the reason
+    left_out: Counter[str]  # what the device under test cannot show
+
+
+def _run_share(share: int, shares: int, modules: tuple[str, ...], words: list[str]) -> Outcome:
+    """Every `shares`-th case of the tests whose names have one of the words."""
+    _stand_in()
+    outcome = Outcome(Counter(), Counter(), defaultdict(set), Counter())
+    turn = itertools.count()
+    for name in modules:
+        if reason := _why_not_at_all(name):
+            outcome.not_run[reason].add(name)
             continue
-        cases = _cases(test)
-        if reason := _why_not(module, test, cases[0][1] if cases else {}):
-            not_run.setdefault(reason, []).append(label)
-            continue
-        for case, arguments in cases:
-            try:
-                test(**arguments)
-                passed += 1
-            except SkippedError as skipped:
-                not_run.setdefault(str(skipped), []).append(label)
-            except Exception:
-                failed += 1
-                if failed <= MOST_TRACEBACKS:
-                    last = traceback.format_exc().strip().splitlines()
-                    print(f"FAILED {label}[{case}]", *last[-6:], sep="\n  ", flush=True)
-    return passed, failed
+        module = importlib.import_module(name)
+        for test_name, test in inspect.getmembers(module, inspect.isfunction):
+            label = f"{name.rsplit('.', 1)[1].removeprefix('test_')}::{test_name}"
+            if not test_name.startswith("test_") or (words and not any(w in label for w in words)):
+                continue
+            cases = _cases(test)
+            if reason := _why_not(module, test, cases[0][1] if cases else {}):
+                outcome.not_run[reason].add(label)
+                continue
+            for case, arguments in cases:
+                if next(turn) % shares == share:
+                    _run_case(name, label, case, test, arguments, outcome)
+    if "tests.gpu" in sys.modules:
+        outcome.left_out.update(sys.modules["tests.gpu"].LEFT_OUT)
+    return outcome
+
+
+def _run_case(name: str, label: str, case: str, test: Any, arguments: dict[str, Any], outcome: Outcome) -> None:
+    try:
+        test(**arguments)
+        outcome.passed[name] += 1
+    except SkippedError as skipped:
+        outcome.not_run[str(skipped)].add(label)
+    except Exception:
+        outcome.failed[name] += 1
+        if outcome.failed.total() <= MOST_TRACEBACKS:
+            last = traceback.format_exc().strip().splitlines()
+            print(f"FAILED {label}[{case}]", *last[-6:], sep="\n  ", flush=True)
+
+
+def _run_all(words: list[str]) -> list[Outcome]:
+    count = min(MOST_PROCESSES, os.cpu_count() or 1)
+    spawn = multiprocessing.get_context("spawn")  # CUDA does not outlive a fork
+    with ProcessPoolExecutor(count, spawn) as pool:
+        shares = [pool.submit(_run_share, k, count, MODULES, words) for k in range(count)]
+        outcomes = [share.result() for share in shares]
+    return [*outcomes, _run_share(0, 1, ALONE, words)]
 
 
 def main() -> int:
-    """Every test of MODULES whose name has one of the words; the exit code says whether any failed."""
-    _stand_in()
-    totals = [0, 0]
-    not_run: dict[str, list[str]] = {}
-    for name in MODULES:
-        start = time.perf_counter()
-        counts = _run(name, sys.argv[1:], not_run)
-        totals = [a + b for a, b in zip(totals, counts, strict=True)]
-        if any(counts):
-            took = time.perf_counter() - start
-            print(f"{name}: {counts[0]} passed, {counts[1]} failed in {took:.0f} s", flush=True)
-    print(f"{totals[0]} passed, {totals[1]} failed")
-    if "tests.gpu" in sys.modules:
-        for what, count in sorted(sys.modules["tests.gpu"].LEFT_OUT.items()):
-            print(f"left out {count} × {what}")
+    """Every test whose name has one of the words; the exit code says whether any failed."""
+    start = time.perf_counter()
+    outcomes = _run_all(sys.argv[1:])
+    passed, failed = (sum((o[k] for o in outcomes), Counter()) for k in (0, 1))
+    for name in (*MODULES, *ALONE):
+        if passed[name] or failed[name]:
+            print(f"{name}: {passed[name]} passed, {failed[name]} failed")
+    print(f"{passed.total()} passed, {failed.total()} failed in {time.perf_counter() - start:.0f} s")
+    for what, count in sorted(sum((o.left_out for o in outcomes), Counter()).items()):
+        print(f"left out {count} × {what}")
+    not_run = defaultdict(set)
+    for outcome in outcomes:
+        for reason, labels in outcome.not_run.items():
+            not_run[reason] |= labels
     for reason, labels in not_run.items():
-        print(f"not run: {reason}:", *labels, sep="\n    ")
-    return 0 if totals[0] and not totals[1] else 1
+        print(f"not run: {reason}:", *sorted(labels), sep="\n    ")
+    return 0 if passed and not failed else 1
 
 
 if __name__ == "__main__":

@@ -331,3 +331,30 @@ def test_what_was_checked_before_stands_for_nothing_else():
     gather_grad([4, 3], indices, dY)
     with raises(TypeError, "GatherGrad: shape holds float64 values, expected integers"):
         gather_grad([4.0, 3.0], indices, dY)
+
+
+@pytest.mark.skipif(DEVICE != "cuda", reason="needs a GPU")
+@pytest.mark.parametrize("kind", ["cupy", "jax"])
+def test_arrays_of_other_frameworks_come_back_in_kind(kind):
+    framework = pytest.importorskip(kind)
+    to_kind = framework.numpy.asarray if kind == "jax" else framework.asarray
+    indices, dY = np.array([[0, -4], [1, 0]]), np.arange(12, dtype=F32).reshape(2, 2, 3)
+    given = case(dtype=np.float32)
+    HAll, _, ZRH = gru_training(*on_device(*given.forward))
+    back = given.backward()
+    calls = [
+        (gather_grad, ([4, 3], indices, dY)),
+        (gather_elements_grad, (dY[0], [2, 5], np.array([[0, 4, 4], [1, -5, 2]]), 1)),
+        (slice_grad, (dY, [2, 2, 8], [1], [7], [2], [2])),
+        (gru_training, given.forward),
+        (gru_grad, (*back[:6], to_array(HAll), to_array(ZRH), *back[8:])),
+    ]
+    for op, args in calls:
+        expected = op(*on_device(*args))
+        result = op(*[to_kind(a) if isinstance(a, np.ndarray) else a for a in args])
+        several = isinstance(expected, tuple)
+        for mine, wanted in zip(result if several else [result], expected if several else [expected], strict=True):
+            assert type(mine) is type(to_kind(dY)), op.name
+            assert same_bits(np.asarray(mine.get() if kind == "cupy" else mine), to_array(wanted)), op.name
+    with raises(IndexError, "GatherGrad: indices[0, 1] is -5, expected -4 to 3"):
+        gather_grad([4, 3], to_kind(indices - 1), to_kind(dY))

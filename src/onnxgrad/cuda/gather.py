@@ -17,10 +17,9 @@ from onnxgrad.cuda.core.launch import ceil_div, counting_type, launch, power_of_
 WIDE = 256  # elements of a row from which on a program takes one row of dX, or a part of it
 COMBINED = 64  # pieces added up at once
 ENOUGH_PROGRAMS = 4096
+ENOUGH_ELEMENTS = 1 << 22  # of dX, worked on at the same time
 ENOUGH_PIECES = 4096  # programs for them: most find no long run and are gone at once, yet each takes its time
-ENOUGH_SUMS = (
-    32768  # programs that add the pieces up: few have anything to do, and those should not wait for each other
-)
+WATCHED = 8  # chunks that one program looks at for a run that begins there: most have none
 MANY = 1 << 16  # indices
 SPARSE_IF = 2  # rows to an index, or more: then zeroing first is quicker, for half types
 
@@ -50,12 +49,12 @@ def choose_tiles(size: int, count: int, inner: int, outer: int, itemsize: int) -
         return Tiles(False, rows, columns, 1, 4 if columns > 512 else 2, max(1, 4096 // columns), long, 4)
     columns = min(power_of_two(inner * outer), max(4, power_of_two(inner)))
     sparse = itemsize == 2 and SPARSE_IF * count <= size
-    lines = count if sparse else size
-    rows = min(power_of_two(lines), max(1, 2048 // columns))
+    lines, elements, unroll, warps = (count, 2048, 1, 4) if sparse else (size, 4096, 2, 8)
+    rows = min(power_of_two(lines), max(1, elements // columns))
     # The same few lines of dY are read for all rows of dX: one program finds them in its first-level cache.
     tiles = ceil_div(lines, rows) * ceil_div(inner * outer, columns)
-    blocks = min(ceil_div(lines, rows), max(1, tiles // ENOUGH_PROGRAMS))
-    return Tiles(sparse, rows, columns, blocks, 1, min(32, max(1, 2048 // columns)), 32, 4)
+    blocks = min(ceil_div(lines, rows), max(1, tiles * elements // ENOUGH_ELEMENTS))
+    return Tiles(sparse, rows, columns, blocks, unroll, min(32, max(1, 2048 // columns)), 32, warps)
 
 
 def gather_grad(
@@ -100,13 +99,14 @@ def sum_by_index(
         return
     width = min(32, power_of_two(inner if wide else outer * inner))
     across = outer * ceil_div(inner, width) if wide else ceil_div(outer * inner, width)
-    groups = min(across, max(1, ceil_div(ENOUGH_SUMS, chunks)))
+    watchers = ceil_div(chunks, WATCHED)
+    groups = min(across, max(1, ceil_div(ENOUGH_PROGRAMS, watchers)))
     launch(
         _add_pieces,
-        groups * chunks,
+        groups * watchers,
         *(keys, bounds, dX, pieces),
         *(size, count, inner, outer, across, groups),
-        wide, width, COMBINED, tiles.long, kind,
+        wide, width, COMBINED, WATCHED, tiles.long, kind,
     )  # fmt: skip
 
 
@@ -224,27 +224,49 @@ def _sum_short(
 def _add_pieces(
     keys, bounds, dX, pieces,
     size, count, inner, outer, across, groups,
+    WIDE: tl.constexpr, COLUMNS: tl.constexpr, COMBINED: tl.constexpr, WATCHED: tl.constexpr, LONG: tl.constexpr,
+    KIND: tl.constexpr,
+):  # fmt: skip
+    """The programs that watch the chunk where a long run begins add up all of its pieces."""
+    program = tl.program_id(0).to(KIND)
+    watched = program // groups * WATCHED + tl.arange(0, WATCHED)
+    inside = watched * LONG < count
+    for side in tl.static_range(2):
+        # A look at all of them at once, since it takes as long as one.
+        position = tl.where(side == 0, watched * LONG, tl.minimum(watched * LONG + LONG, count) - 1)
+        key = tl.load(keys + position, inside, other=0).to(KIND) - keys_offset(keys)
+        start = tl.load(bounds + key, inside, other=0).to(KIND)
+        end = tl.load(bounds + size + 1 + key, inside, other=0).to(KIND)
+        begins = inside & (end - start > LONG) & ((start == watched * LONG) if side == 0 else (start > watched * LONG))
+        if tl.max(begins.to(tl.int32), 0) > 0:
+            for k in range(WATCHED):
+                chunk = program // groups * WATCHED + k
+                if tl.max((begins & (watched == chunk)).to(tl.int32), 0) > 0:
+                    _add_run(
+                        keys, bounds, dX, pieces, chunk, side, program % groups, size, count, inner, outer, across,
+                        groups, WIDE, COLUMNS, COMBINED, LONG, KIND,
+                    )  # fmt: skip
+
+
+@triton.jit
+def _add_run(
+    keys, bounds, dX, pieces, chunk, side: tl.constexpr, group, size, count, inner, outer, across, groups,
     WIDE: tl.constexpr, COLUMNS: tl.constexpr, COMBINED: tl.constexpr, LONG: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
-    """The programs of the chunk where a long run begins add up all of its pieces."""
-    program = tl.program_id(0).to(KIND)
-    chunk = program // groups
-    first = chunk * LONG
-    last = tl.minimum(first + LONG, count) - 1
+    """Adds up the pieces of the run that begins on one side of a chunk, for every `groups`-th block of columns."""
     stride = outer * inner
-    for side in tl.static_range(2):
-        key, start, end = _run(keys, bounds, last if side else first, size, KIND)
-        if (end - start > LONG) & ((start == first) if side == 0 else (start > first)):
-            final = (end - 1) // LONG
-            for block in range(program % groups, across, groups):
-                batch, place, exists = _columns(block, across, inner, outer, WIDE, COLUMNS)
-                # The first piece lies in this chunk, on this side; every other one is the first of its chunk.
-                at = pieces + batch * inner + place
-                total = tl.load(at + (chunk * 2 + side) * stride, exists, other=0)
-                many = tl.zeros((COMBINED, COLUMNS), pieces.dtype.element_ty)
-                for other in range(chunk + 1, final + 1, COMBINED):
-                    piece = other + tl.arange(0, COMBINED)
-                    taken = (piece <= final)[:, None] & exists[None, :]
-                    many += tl.load(at[None, :] + piece[:, None] * 2 * stride, taken, other=0)
-                total += tl.sum(many, 0)
-                tl.store(dX + batch * size * inner + key * inner + place, to_type(total, dX.dtype.element_ty), exists)
+    position = tl.minimum(chunk * LONG + LONG, count) - 1 if side else chunk * LONG
+    key, _, end = _run(keys, bounds, position, size, KIND)
+    final = (end - 1) // LONG
+    for block in range(group, across, groups):
+        batch, place, exists = _columns(block, across, inner, outer, WIDE, COLUMNS)
+        # The first piece lies in this chunk, on this side; every other one is the first of its chunk.
+        at = pieces + batch * inner + place
+        total = tl.load(at + (chunk * 2 + side) * stride, exists, other=0)
+        many = tl.zeros((COMBINED, COLUMNS), pieces.dtype.element_ty)
+        for other in range(chunk + 1, final + 1, COMBINED):
+            piece = other + tl.arange(0, COMBINED)
+            taken = (piece <= final)[:, None] & exists[None, :]
+            many += tl.load(at[None, :] + piece[:, None] * 2 * stride, taken, other=0)
+        total += tl.sum(many, 0)
+        tl.store(dX + batch * size * inner + key * inner + place, to_type(total, dX.dtype.element_ty), exists)

@@ -14,13 +14,41 @@ LONGEST_IN_32_BITS = 2**31 - 2**21  # elements; a tile may reach past the end of
 MOST_PROGRAMS = 2**31 - 1  # in the first dimension of a grid, the only one used
 
 
+MOST_KEPT = 4096
+_kept: dict[Any, Any] = {}  # kernels as compiled, by all that Triton looks at before it launches one
+
+
 def launch(kernel: Any, programs: int, *args: Any, num_warps: int = 4, **options: Any) -> None:
-    """Runs `programs` programs of a kernel."""
+    """Runs `programs` programs of a kernel.
+
+    Triton looks at every argument anew in each launch, for longer than many a kernel runs. So the kernel it chose is
+    kept for calls with the same numbers and with tensors of the same types and alignment.
+    """
     if programs > MOST_PROGRAMS:
         raise ValueError(f"the tensors are too large for one launch: {programs} programs, at most {MOST_PROGRAMS}")
     if INTERPRETED:
         options.pop("launch_cooperative_grid", None)
-    kernel[(programs,)](*args, num_warps=num_warps, **options)
+        kernel[(programs,)](*args, num_warps=num_warps, **options)
+        return
+    device = torch._C._cuda_getDevice()  # what torch.cuda.current_device() asks, which takes its time
+    plain = [arg.data_ptr() if isinstance(arg, torch.Tensor) else arg for arg in args]
+    looks = [arg if arg is given else (arg.dtype, given % 16 == 0) for arg, given in zip(args, plain, strict=True)]
+    key = (id(kernel), device, num_warps, *options.values(), *looks)
+    compiled = _kept.get(key)
+    if compiled is None or _is_watched():
+        compiled = kernel[(programs,)](*args, num_warps=num_warps, **options)
+        if len(_kept) >= MOST_KEPT:
+            _kept.clear()
+        _kept[key] = compiled
+        return
+    stream = torch._C._cuda_getCurrentRawStream(device)
+    compiled.run(programs, 1, 1, stream, compiled.function, compiled.packed_metadata, None, None, None, *plain)
+
+
+def _is_watched() -> bool:
+    """Whether a profiler wants to hear of every launch, which only Triton's own way tells it."""
+    hook = triton.knobs.runtime.launch_enter_hook
+    return bool(getattr(hook, "calls", hook))
 
 
 def ceil_div(a: int, b: int) -> int:
