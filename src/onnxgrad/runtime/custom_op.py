@@ -9,13 +9,14 @@ import numpy as np
 from onnxgrad.op import Op
 from onnxgrad.runtime.api import VERSION
 
-# onnxruntime's numbers of the element types. It has no complex tensors, and types of less than a byte, which it packs
-# and NumPy does not, are not offered.
+# onnxruntime's numbers of the element types. It has no complex tensors; and int2 and uint2 are not offered, since its
+# versions do not agree on their numbers: 26 and 25 in 1.25, 25 and 24 in 1.31, where 26 is something else.
 ELEMENT_TYPES = {
     "float": 1, "uint8": 2, "int8": 3, "uint16": 4, "int16": 5, "int32": 6, "int64": 7, "bool": 9, "float16": 10,
     "double": 11, "uint32": 12, "uint64": 13, "bfloat16": 16, "float8e4m3fn": 17,
-    "float8e4m3fnuz": 18, "float8e5m2": 19, "float8e5m2fnuz": 20,
+    "float8e4m3fnuz": 18, "float8e5m2": 19, "float8e5m2fnuz": 20, "uint4": 21, "int4": 22, "float4e2m1": 23,
 }  # fmt: skip
+HALF_A_BYTE = ("uint4", "int4", "float4e2m1")  # two in a byte: see packed.py; the CPU provider alone has them
 REQUIRED, OPTIONAL = 0, 1
 ON_DEVICE, ON_HOST = 0, -2  # OrtMemTypeDefault, OrtMemTypeCPUInput
 ANY_VERSION = 2**31 - 1
@@ -62,10 +63,11 @@ class Overload(NamedTuple):
 
 
 def overloads_of(op: Op[..., Any], provider: bytes) -> list[Overload]:
-    """One for each combination of types that onnxruntime has."""
+    """One for each combination of types that onnxruntime has, and the provider's kernels take."""
+    offered = [t for t in ELEMENT_TYPES if provider == b"CPUExecutionProvider" or t not in HALF_A_BYTE]
     variables: dict[str, list[str]] = {}
     for constraint in (*(i.constraint for i in op.inputs), *(o.constraint for o in op.outputs)):
-        variables.setdefault(constraint.name, [t for t in constraint.types if t in ELEMENT_TYPES])
+        variables.setdefault(constraint.name, [t for t in constraint.types if t in offered])
     names = ctypes.create_string_buffer(op.name.encode()), ctypes.create_string_buffer(provider)
     return [
         Overload(op, dict(zip(variables, chosen, strict=True)), provider, *names)

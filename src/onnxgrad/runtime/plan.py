@@ -25,6 +25,7 @@ from onnxgrad.runtime.compute import (
 )
 from onnxgrad.runtime.kernels import Node
 from onnxgrad.runtime.native_call import prepare
+from onnxgrad.runtime.packed import is_packed, pack, unpacked
 from onnxgrad.schema import Known
 from onnxgrad.tensor_types import Array
 from onnxgrad.threads import WORTH_SHARING
@@ -116,11 +117,16 @@ def _plan_of_calls(node: Node, plan: Plan, shapes: list[tuple[int, ...] | None],
     if op.kernel_asks_for("cpu", "memory"):
         options["memory"] = FRESH  # outputs of a node that fails are dropped
     with record() as recording:
-        # An output that the node leaves out but the kernel writes goes to working memory.
+        results = list(outputs)
+        inputs = [unpacked(x) if x is not None and is_packed(x.dtype) else x for x in inputs]
+        # An output that the node leaves out but the kernel writes goes to working memory, and so does one to be packed.
         for o, (output, wanted) in enumerate(zip(outputs, node.wanted, strict=True)):
-            if output is not None and not wanted:
-                outputs[o] = recording.workspace(output.shape, output.dtype)
-        op.kernel("cpu")(*inputs, *outputs, **options)
+            if output is not None and (not wanted or is_packed(output.dtype)):
+                results[o] = recording.workspace(output.shape, output.dtype)
+        op.kernel("cpu")(*inputs, *results, **options)
+        for result, output, wanted in zip(results, outputs, node.wanted, strict=True):
+            if result is not None and output is not None and wanted and is_packed(output.dtype):
+                pack(result, output)
     plan.words[OUTPUT_TABLE] = plan.table(
         [
             [int(w), len(s), plan.array(np.array([*s, 0], np.int64))]

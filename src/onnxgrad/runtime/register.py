@@ -12,6 +12,7 @@ from onnxgrad.runtime import api as ort
 from onnxgrad.runtime import kernels
 from onnxgrad.runtime.api import Api
 from onnxgrad.runtime.custom_op import CREATE, describe, overload_at, overloads_of
+from onnxgrad.tensor_types import Array
 
 MOST_PLANS = 256  # kept for one node; with still more shapes Python is asked every time
 CPU, CUDA = b"CPUExecutionProvider", b"CUDAExecutionProvider"
@@ -210,10 +211,18 @@ def _explain(number: int, context: int, key: int, length: int, data: int, answer
             if shape is None or content is not None:
                 inputs.append(content)
                 continue
-            size = int(np.prod(shape)) * node.dtypes[k].itemsize
-            memory: Any = (ctypes.c_char * size).from_address(addresses[k]) if size else b""
-            inputs.append(np.frombuffer(memory, np.uint8).view(node.dtypes[k]).reshape(shape))
+            inputs.append(_array_at(addresses[k], shape, node.dtypes[k]))
         node.op(*inputs, **node.attributes)
         raise MemoryError(f"{node.op.name}: there was not memory enough to run it")
 
     words[1] = kernels.guarded(run, kernel.api, node.name)
+
+
+def _array_at(address: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """An input as an array."""
+    from onnxgrad.runtime.packed import is_packed, unpacked
+
+    size = int(np.prod(shape)) * dtype.itemsize  # for a packed type more than there is, and never read
+    memory: Any = (ctypes.c_char * size).from_address(address) if size else b""
+    array = np.frombuffer(memory, np.uint8).view(dtype).reshape(shape)
+    return unpacked(array) if is_packed(dtype) else array

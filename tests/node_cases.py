@@ -1,0 +1,166 @@
+"""Small calls of every operator, of every type and with every pattern of optional inputs, for any runtime to run."""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from tests import gru_cases
+from tests.checks import FLOATS, INDICES
+
+from onnxgrad import (
+    broadcast_gradient_args,
+    gather_elements_grad,
+    gather_grad,
+    gru_grad,
+    gru_training,
+    slice_grad,
+)
+from onnxgrad.runtime.custom_op import ELEMENT_TYPES
+from onnxgrad.tensor_types import DTYPES
+
+
+@dataclass(frozen=True)
+class NodeCase:
+    """A node and what it is run with."""
+
+    op: Any
+    parameters: dict[str, str]  # what tells it from the operator's other cases; together they are its name
+    make_inputs: Callable[[], Sequence[Any]]  # None for one that is absent
+    attributes: dict[str, Any] = field(default_factory=dict)
+    outputs: Sequence[str] | None = None  # those that the node has, if not all
+
+    def __repr__(self) -> str:
+        return "_".join([self.op.function_name, *filter(None, self.parameters.values())])
+
+
+def _gather_grad() -> Iterator[NodeCase]:
+    shape = (5, 33, 7)
+    for axis, dtype, index, shape_type in itertools.product((0, 1, -1), FLOATS, INDICES, INDICES):
+
+        def make(axis=axis, dtype=dtype, index=index, shape_type=shape_type):
+            rng = np.random.default_rng(0)
+            indices = rng.integers(-shape[axis], shape[axis], (4, 3)).astype(index)
+            dims = shape[: axis % 3] + indices.shape + shape[axis % 3 + 1 :]
+            return np.array(shape, shape_type), indices, rng.standard_normal(dims).astype(dtype)
+
+        parameters = {"type": str(dtype), "axis": _axis(axis), "index": f"{index}_indices"}
+        yield NodeCase(gather_grad, {**parameters, "shape_type": f"{shape_type}_shape"}, make, {"axis": axis})
+
+
+def _gather_elements_grad() -> Iterator[NodeCase]:
+    for axis, dtype, index in itertools.product((0, 1, -1), FLOATS, INDICES):
+
+        def make(dtype=dtype, index=index):
+            rng = np.random.default_rng(0)
+            indices = rng.integers(-4, 4, (4, 4, 4)).astype(index)
+            return rng.standard_normal(indices.shape).astype(dtype), np.array([5, 4, 6]), indices
+
+        parameters = {"type": str(dtype), "axis": _axis(axis), "index": f"{index}_indices"}
+        yield NodeCase(gather_elements_grad, parameters, make, {"axis": axis})
+
+
+def _axis(axis: int) -> str:
+    return f"axis_{axis}" if axis >= 0 else "last_axis"
+
+
+def _broadcast_gradient_args() -> Iterator[NodeCase]:
+    for a, b in (([2, 3], [3]), ([], [4]), ([1, 5, 1], [7, 1, 1, 2]), ([3], [3])):
+        shapes = "_and_".join("x".join(map(str, shape)) or "scalar" for shape in (a, b))
+        for outputs in (None, ["a_axes"], ["b_axes"]):
+
+            def make(a=a, b=b):
+                return np.array(a, np.int64), np.array(b, np.int64)
+
+            parameters = {"shapes": shapes, "outputs": _only(outputs)}
+            yield NodeCase(broadcast_gradient_args, parameters, make, outputs=outputs)
+
+
+def _slice_grad() -> Iterator[NodeCase]:
+    for name, index, present in itertools.product(ELEMENT_TYPES, INDICES, ((), ("axes",), ("axes", "steps"))):
+
+        def make(dtype=DTYPES[name], index=index, present=present):
+            dY = (np.arange(12) % 5).astype(dtype).reshape(2, 6)
+            backwards = "steps" in present
+            numbers = ([3, 6], [0, -1], [2, -99], [0, -1], [1, -1]) if backwards else ([3, 8], [0, 2], [2, 8], [0, 1])
+            shape, *others = (np.array(n, index) for n in numbers)
+            return dY, shape.astype(np.int64), *others[: 2 + len(present)]
+
+        absent = [n for n in ("axes", "steps") if n not in present]
+        yield NodeCase(slice_grad, {"type": name, "index": f"{index}_starts", "absent": _without(absent)}, make)
+
+
+def _gru() -> Iterator[NodeCase]:
+    grid = itertools.product(FLOATS, (0, 1), gru_cases.DIRECTIONS, (False, True))
+    for dtype, linear_before_reset, direction, lengths in grid:
+        sizes = {"S": 4, "N": 3, "inputs": 5, "H": 6, "direction": direction, "lengths": lengths}
+        attributes = {"linear_before_reset": linear_before_reset, "direction": direction, "hidden_size": 6}
+        parameters = {
+            "type": str(dtype),
+            "linear": f"linear_before_reset_{linear_before_reset}",
+            "direction": direction,
+            "absent": _without([] if lengths else ["SL"]),
+        }
+        yield from _both_of_gru(parameters, attributes, dtype, sizes)
+    patterns = [m for n in (1, 2) for m in itertools.combinations(gru_cases.OPTIONALS, n)]
+    for dtype, missing in itertools.product(FLOATS, patterns):
+        parameters = {"type": str(dtype), "absent": _without(["SL", *missing])}
+        both = _both_of_gru(parameters, {}, dtype, {}, missing)
+        yield from (case for case in both if all(m in [i.name for i in case.op.inputs] for m in missing))
+    for count in (1, 2):
+        for outputs in itertools.combinations(gru_cases.GRADIENTS, count):
+            yield from _some_of_gru(gru_grad, outputs)
+    yield from _some_of_gru(gru_training, ("HAll", "ZRH"))
+    every_attribute = {
+        "direction": "bidirectional",
+        "activations": ["HardSigmoid", "ScaledTanh", "sigmoid", "LeakyRelu"],
+        "activation_alpha": [0.25, 1.5, 0.125],
+        "activation_beta": [0.5, 0.75],
+        "clip": 0.5,
+        "linear_before_reset": 1,
+    }
+    parameters = {"type": "float32", "attributes": "every_attribute"}
+    yield from _both_of_gru(parameters, every_attribute, np.dtype(np.float32), {"direction": "bidirectional"})
+
+
+def _both_of_gru(
+    parameters: dict[str, str],
+    attributes: dict[str, Any],
+    dtype: np.dtype[Any],
+    sizes: dict[str, Any],
+    missing: Sequence[str] = (),
+) -> Iterator[NodeCase]:
+    def given() -> gru_cases.Case:
+        return gru_cases.case(**sizes, dtype=dtype.type).without(*missing)
+
+    yield NodeCase(gru_training, parameters, lambda: given().forward, attributes)
+    yield NodeCase(gru_grad, parameters, lambda: given().backward(**attributes), attributes)
+
+
+def _some_of_gru(op: Any, outputs: Sequence[str]) -> Iterator[NodeCase]:
+    for case in _both_of_gru({"type": "float32", "outputs": _only(outputs)}, {}, np.dtype(np.float32), {}):
+        if case.op is op:
+            yield NodeCase(op, case.parameters, case.make_inputs, outputs=outputs)
+
+
+def _without(names: Sequence[str]) -> str:
+    return "_".join(["without", *names]) if names else ""
+
+
+def _only(outputs: Sequence[str] | None) -> str:
+    return "_".join(["only", *outputs]) if outputs else ""
+
+
+CASES = [
+    *_gather_grad(),
+    *_gather_elements_grad(),
+    *_broadcast_gradient_args(),
+    *_slice_grad(),
+    *_gru(),
+]
+
+
+def cases_of(*ops: Any) -> list[NodeCase]:
+    """All cases of some operators."""
+    return [case for case in CASES if case.op in ops]
