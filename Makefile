@@ -2,7 +2,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: demo test test-cuda lint bench docs golden clean
+.PHONY: demo test test-cuda lint bench docs golden cases clean
 
 demo: .venv/ready
 	$(PY) examples/demo.py
@@ -38,6 +38,10 @@ docs: .venv/ready
 # The results of onnxruntime-training 1.19.2 that the tests compare with.
 golden: .venv-peer/ready
 	.venv-peer/bin/python tests/data/make_golden.py
+
+# Models with data for other runtimes to run, in the layout of onnx's backend tests.
+cases: .venv/ready
+	$(PY) -m tests.backend_cases build/cases
 
 .venv/ready: pyproject.toml tests/requirements.txt
 	$(PYTHON) -m venv .venv

@@ -50,7 +50,8 @@ def model_of(
         ],
     )
     imports = [helper.make_opsetid("", 21), helper.make_opsetid(op.domain, 1)]
-    return helper.make_model(graph, opset_imports=imports, ir_version=10)
+    newest = TensorProto.FLOAT4E2M1 in kinds.values()  # a type that came with version 11
+    return helper.make_model(graph, opset_imports=imports, ir_version=11 if newest else 10)
 
 
 def feeds_of(op: Any, inputs: Sequence[Any]) -> dict[str, Any]:
