@@ -1,5 +1,8 @@
 """Gradients for ONNX: the training operators of onnxruntime, for stock onnxruntime and NumPy."""
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
+
 from onnxgrad.functions import add_functions
 from onnxgrad.op import discover as _discover
 from onnxgrad.ops.broadcast import broadcast_gradient_args
@@ -11,18 +14,42 @@ from onnxgrad.runtime.register import register
 from onnxgrad.schema import reference_ops
 from onnxgrad.threads import get_num_threads, set_num_threads
 
+if _TYPE_CHECKING:
+    from onnxgrad.checking import check_gradient
+    from onnxgrad.differentiate import gradient
+    from onnxgrad.rules import vjp
+
 _discover()
 __version__ = "0.1.0"
 __all__ = [
     "add_functions",
     "broadcast_gradient_args",
+    "check_gradient",
     "gather_elements_grad",
     "gather_grad",
     "get_num_threads",
+    "gradient",
     "gru_grad",
     "gru_training",
     "reference_ops",
     "register",
     "set_num_threads",
     "slice_grad",
+    "vjp",
 ]
+
+_LATER = {
+    "check_gradient": "onnxgrad.checking",
+    "gradient": "onnxgrad.differentiate",
+    "vjp": "onnxgrad.rules",
+}  # what needs onnx_ir, which takes its time
+
+
+def __getattr__(name: str) -> _Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    value = getattr(importlib.import_module(_LATER[name]), name)
+    globals()[name] = value
+    return value

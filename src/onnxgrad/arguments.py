@@ -22,6 +22,11 @@ def bind(
     """The arguments in their order; what is missing, unknown or given twice is named in the error."""
     if len(args) == len(order) == by_position and not kwargs:
         return args
+    if not args and len(kwargs) == len(order):  # everything by name, quickly
+        try:
+            return [kwargs[name] for name in order]
+        except KeyError:
+            pass  # said below
     if len(args) > by_position:
         names = ", ".join(order[:by_position])
         raise TypeError(f"takes at most {by_position} arguments ({names}), got {len(args)}")
@@ -105,10 +110,15 @@ def _one_dimension(entry: Input, array: Array) -> Array:
 
 def _to_shape(entry: Input, value: Any) -> Array:
     """A shape as int64, whatever integers it came in."""
-    if value.__class__ is list or value.__class__ is tuple:  # the usual case, quickly
+    array: Array
+    if value.__class__ is np.ndarray:  # the usual cases, quickly
+        if value.dtype is NATIVE_INT64 and value.ndim == 1 and min(value.tolist(), default=0) >= 0:
+            array = value
+            return array
+    elif value.__class__ is list or value.__class__ is tuple:
         try:
-            array: Array = np.array(value)
-            if array.dtype == NATIVE_INT64 and array.ndim == 1 and min(value) >= 0:
+            array = np.array(value)
+            if array.dtype is NATIVE_INT64 and array.ndim == 1 and min(value) >= 0:
                 return array
         except ValueError:
             pass  # ragged: said below

@@ -166,7 +166,7 @@ class Op(Generic[P, R]):
         if self.longest is not None and out is None:
             room = [np.empty(n, np.int64) for n in self.longest(*inputs, **attributes)]
             filled = kernel(*inputs, *room, **attributes)
-            return tuple(array[:length] for array, length in zip(room, filled, strict=True))
+            return tuple([array[:length] for array, length in zip(room, filled, strict=True)])
         results = self._results(out, inputs, attributes, wanted)
         kernel(*inputs, *results, **attributes)
         return results

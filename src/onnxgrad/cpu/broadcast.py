@@ -7,7 +7,11 @@ from onnxgrad.tensor_types import Array
 
 
 def broadcast_gradient_args(a_shape: Array, b_shape: Array, a_axes: Array, b_axes: Array) -> tuple[int, int]:
-    lengths: tuple[int, int] = _fill_axes(flat(a_shape), flat(b_shape), a_axes, b_axes)
+    if not a_shape.flags.carray:  # most are: a call to find that out costs as much as the axes do
+        a_shape = flat(a_shape)
+    if not b_shape.flags.carray:
+        b_shape = flat(b_shape)
+    lengths: tuple[int, int] = _fill_axes(a_shape, b_shape, a_axes, b_axes)
     if lengths[0] < 0:
         broadcast_axes(a_shape.tolist(), b_shape.tolist())  # raises, and says where they differ
     return lengths

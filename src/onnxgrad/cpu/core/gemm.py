@@ -20,6 +20,7 @@ from numba.core import cgutils
 
 from onnxgrad.cpu.core.halves import load, store
 from onnxgrad.cpu.core.jit import c_function, machine_code, native
+from onnxgrad.cpu.core.parallel import parallel
 from onnxgrad.tensor_types import Array
 
 _features = llvm.get_host_cpu_features()
@@ -77,6 +78,13 @@ def _tile(
         b_base = builder.gep(b_base, [b_at])
         call_in = function(ir.VoidType(), [soon_base.type, INT32, INT32, INT32], "llvm.prefetch.p0i8")
         a_rows = [builder.gep(a_base, [builder.add(a_at, builder.mul(row_step, INT64(row)))]) for row in range(height)]
+
+        # What the sums are added to comes from far too, and is needed only at the end.
+        for row in range(height):
+            for position in range(width):
+                offset = builder.add(builder.mul(c_step, INT64(row)), INT64(position * lanes))
+                place = builder.bitcast(builder.gep(c_base, [builder.add(c_at, offset)]), soon_base.type)
+                builder.call(call_in, [place, INT32(0), INT32(3), INT32(1)])  # to read, first level, data
 
         before = builder.block
         loop, done = builder.append_basic_block("multiply"), builder.append_basic_block("multiplied")
@@ -310,3 +318,32 @@ def pack(
             for k in range(depth):
                 for j in range(taken, width):
                     store(packed, base + k * width + j, 0)
+
+
+@native
+def _pack_panel(
+    number: int,
+    source: Array,
+    start: int,
+    k_step: int,
+    column_step: int,
+    depth: int,
+    columns: int,
+    packed: Array,
+) -> None:
+    width = panel_width(packed)
+    first = number * width
+    taken, at = min(width, columns - first), aligned(packed) + first * depth
+    pack(source, start + first * column_step, k_step, column_step, depth, taken, width, packed, at)
+
+
+@native
+def packed_matrix(
+    source: Array, start: int, k_step: int, column_step: int, depth: int, columns: int, scheduler: int
+) -> Array:
+    """source[k, column] as the right side of a product; it begins at `aligned` of the result."""
+    packed = np.empty(packed_size(source, depth, columns), source.dtype)
+    width = panel_width(source)
+    work = (source, start, k_step, column_step, depth, columns, packed)
+    parallel(scheduler, (columns + width - 1) // width, _pack_panel, work)
+    return packed

@@ -8,11 +8,12 @@ ZRH's memory.
 import numpy as np
 
 from onnxgrad.cpu.core.activate import times_slope
-from onnxgrad.cpu.core.gemm import aligned, multiply, pack, packed_size, panel_width
+from onnxgrad.cpu.core.gemm import aligned, multiply, packed_matrix
 from onnxgrad.cpu.core.gru_forward import bad_length, input_bias, pack_transposed, project
+from onnxgrad.cpu.core.gru_weights import weight_gradients
 from onnxgrad.cpu.core.halves import load, store, zero
 from onnxgrad.cpu.core.jit import int64, native
-from onnxgrad.cpu.core.outer import ZERO_ROW, column_sums, from_first, gather_row, outer_product
+from onnxgrad.cpu.core.outer import ZERO_ROW, column_sums, from_first, gather_row
 from onnxgrad.cpu.core.parallel import parallel
 from onnxgrad.tensor_types import Array
 
@@ -20,11 +21,9 @@ BLOCK_ROWS = 64  # rows of all steps in one task of a large product
 
 
 @native
-def _pack_straight(weights: Array, start: int, depth: int, columns: int) -> Array:
+def _pack_straight(weights: Array, start: int, depth: int, columns: int, scheduler: int) -> Array:
     """weights[k, column] from `start` on, packed."""
-    packed = np.empty(packed_size(weights, depth, columns), weights.dtype)
-    pack(weights, start, columns, 1, depth, columns, panel_width(weights), packed, aligned(packed))
-    return packed
+    return packed_matrix(weights, start, columns, 1, depth, columns, scheduler)
 
 
 @native
@@ -314,71 +313,48 @@ def gru_backward(
         base = d * 3 * hidden * hidden
         ahead_zr, ahead_h = nothing, nothing
         if linear_before_reset or clip > 0:
-            ahead_h = pack_transposed(R, base + 2 * hidden * hidden, hidden, hidden)
+            ahead_h = pack_transposed(R, base + 2 * hidden * hidden, hidden, hidden, scheduler)
         if linear_before_reset:
             arrays = (states, first, previous, ahead_h, B)
             parallel(scheduler, tasks, _recurrent_rows, (*arrays, (d * 6 + 5) * hidden, aside, hidden, gemm))
         if clip > 0:
-            ahead_zr = pack_transposed(R, base, hidden, 2 * hidden)
+            ahead_zr = pack_transposed(R, base, hidden, 2 * hidden, scheduler)
             bias = input_bias(B, d, hidden, linear_before_reset, deltas)
             project(X, W, bias, deltas, origin, d, (steps, batch, inputs, hidden, int64(1)), gemm, scheduler)
-        back_zr = _pack_straight(R, base, 2 * hidden, hidden)
-        back_h = _pack_straight(R, base + 2 * hidden * hidden, hidden, hidden)
+        back_zr = _pack_straight(R, base, 2 * hidden, hidden, scheduler)
+        back_h = _pack_straight(R, base + 2 * hidden * hidden, hidden, hidden, scheduler)
         packed = (back_zr, back_h, ahead_zr, ahead_h)
         settings = (linear_before_reset, clip, backwards[d], d, wanted[4])
         given = (states, first, gates, d_states, d_final, lengths, previous)
         work = (*given, deltas, aside, dH0, packed, codes, parameters, settings, sizes, block, gemm)
         parallel(scheduler, (batch + block - 1) // block, _walk_back, work)
         if wanted[0] and hidden > 0:
-            packed_w = _pack_straight(W, d * 3 * hidden * inputs, 3 * hidden, inputs)
+            packed_w = _pack_straight(W, d * 3 * hidden * inputs, 3 * hidden, inputs, scheduler)
             parallel(scheduler, tasks, _input_gradient_rows, (deltas, packed_w, dX, inputs, hidden, d > 0, gemm))
-        if wanted[1]:
+        if (wanted[1] or wanted[2]) and hidden > 0:
             own = np.arange(rows)
             for t in range(steps):
                 for n in range(batch):
                     if t >= lengths[n]:
                         own[t * batch + n] = ZERO_ROW
-            target = (dW, d * 3 * hidden * inputs)
-            outer_product(
-                deltas, origin, 3 * hidden, 3 * hidden, X, nothing, own, inputs, target, threads, gemm, scheduler
-            )
-        if wanted[2]:
-            target = (dR, base)
-            outer_product(
+            weight_gradients(
                 deltas,
-                origin,
-                3 * hidden,
-                2 * hidden,
+                aside,
+                X,
+                own,
+                dW,
                 states,
                 first,
                 previous,
-                hidden,
-                target,
+                dR,
+                d,
+                linear_before_reset,
+                (wanted[1], wanted[2]),
+                (inputs, hidden),
                 threads,
                 gemm,
                 scheduler,
             )
-            target = (dR, base + 2 * hidden * hidden)
-            if linear_before_reset:
-                outer_product(
-                    aside, origin, hidden, hidden, states, first, previous, hidden, target, threads, gemm, scheduler
-                )
-            else:
-                own = np.arange(rows)
-                outer_product(
-                    deltas,
-                    2 * hidden,
-                    3 * hidden,
-                    hidden,
-                    aside,
-                    nothing,
-                    own,
-                    hidden,
-                    target,
-                    threads,
-                    gemm,
-                    scheduler,
-                )
         if wanted[3]:
             start = d * 6 * hidden
             column_sums(deltas, 3 * hidden, dB, start, scheduler)

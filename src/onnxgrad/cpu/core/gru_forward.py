@@ -6,7 +6,7 @@ Rows of a batch do not depend on one another, so threads take blocks of rows and
 import numpy as np
 
 from onnxgrad.cpu.core.activate import activate, clamp
-from onnxgrad.cpu.core.gemm import aligned, multiply, pack, packed_size, panel_width
+from onnxgrad.cpu.core.gemm import aligned, multiply, packed_matrix
 from onnxgrad.cpu.core.halves import load, store, zero
 from onnxgrad.cpu.core.jit import int64, native
 from onnxgrad.cpu.core.parallel import parallel
@@ -16,11 +16,9 @@ PROJECTED_ROWS = 64  # rows of X in one task
 
 
 @native
-def pack_transposed(weights: Array, start: int, depth: int, columns: int) -> Array:
+def pack_transposed(weights: Array, start: int, depth: int, columns: int, scheduler: int) -> Array:
     """weights[column, k] from `start` on, packed as b[k, column]."""
-    packed = np.empty(packed_size(weights, depth, columns), weights.dtype)
-    pack(weights, start, 1, depth, depth, columns, panel_width(weights), packed, aligned(packed))
-    return packed
+    return packed_matrix(weights, start, 1, depth, depth, columns, scheduler)
 
 
 @native
@@ -60,7 +58,7 @@ def project(
 ) -> None:
     """gates[t, direction, n] = X[t, n] · W[of]ᵀ + bias, for every step and row."""
     steps, batch, inputs, hidden, _ = sizes
-    packed = pack_transposed(W, of * 3 * hidden * inputs, inputs, 3 * hidden)
+    packed = pack_transposed(W, of * 3 * hidden * inputs, inputs, 3 * hidden, scheduler)
     tasks = (steps * batch + PROJECTED_ROWS - 1) // PROJECTED_ROWS
     parallel(scheduler, tasks, _project_rows, (X, packed, bias, gates, direction, sizes, gemm))
 
@@ -212,8 +210,8 @@ def gru_forward(
         bias = input_bias(B, d, hidden, linear_before_reset, gates)
         project(X, W, bias, gates, d, d, sizes, gemm, scheduler)
         base = d * 3 * hidden * hidden
-        packed_zr = pack_transposed(R, base, hidden, 2 * hidden)
-        packed_h = pack_transposed(R, base + 2 * hidden * hidden, hidden, hidden)
+        packed_zr = pack_transposed(R, base, hidden, 2 * hidden, scheduler)
+        packed_h = pack_transposed(R, base + 2 * hidden * hidden, hidden, hidden, scheduler)
         settings = (linear_before_reset, clip, backwards[d], d)
         arrays = (gates, states, final, first, lengths, B, packed_zr, packed_h, codes, parameters)
         parallel(scheduler, (batch + block - 1) // block, _walk, (*arrays, settings, sizes, block, gemm))

@@ -1,15 +1,19 @@
-"""Products over all steps and rows of a recurrent operator: aᵀ · b, where a and b have a row for each."""
+"""Products over all steps and rows of a recurrent operator: aᵀ · b, where a and b have a row for each.
+
+They are made of blocks of DEPTH rows. Of each block some columns of a are packed once and multiplied with b in turn.
+"""
 
 import numpy as np
 
-from onnxgrad.cpu.core.gemm import PACKED, ROWS, aligned, multiply, pack, packed_size, panel_width
+from onnxgrad.cpu.core.gemm import PACKED, ROWS, aligned, multiply, panel_width
 from onnxgrad.cpu.core.halves import load, store, zero
 from onnxgrad.cpu.core.jit import native
 from onnxgrad.cpu.core.parallel import parallel
 from onnxgrad.tensor_types import Array
 
 DEPTH = 192  # rows of a and b at a time; fixed, since it orders the additions
-HEIGHT, WIDTH = 384, 384  # of the product, in one task
+WIDTH = 768  # columns of b at a time: what is packed stays in the second-level cache
+GROUP = 4  # rows of a packed side by side, so that whole cache lines are written
 ZERO_ROW = -1  # a row of zeros, in place of a row's number
 SUMMED_COLUMNS = 64
 
@@ -37,77 +41,62 @@ def gather_row(
 
 
 @native
-def even_share(total: int, parts: int, unit: int) -> int:
-    """How much each of `parts` takes of `total`, in whole units."""
-    share = (total + parts - 1) // parts
-    return (share + unit - 1) // unit * unit
+def pack_left(a: Array, start: int, a_row: int, depth: int, columns: int, packed: Array) -> None:
+    """Lays `columns` of `depth` rows of a out as the PACKED left side of a product with its transpose."""
+    for k in range(0, depth, GROUP):
+        taken = min(GROUP, depth - k)
+        for column in range(0, columns, ROWS):
+            here, at = start + k * a_row + column, column * depth + k * ROWS
+            if taken == GROUP and column + ROWS <= columns:  # loops of known length become vector moves
+                for i in range(GROUP):
+                    for j in range(ROWS):
+                        store(packed, at + i * ROWS + j, load(a, here + i * a_row + j))
+            else:
+                valid = min(ROWS, columns - column)
+                for i in range(taken):
+                    for j in range(valid):
+                        store(packed, at + i * ROWS + j, load(a, here + i * a_row + j))
 
 
 @native
-def _outer_tile(
-    number: int,
-    a: Array,
-    a_start: int,
-    a_row: int,
+def _pack_right(
+    b: Array, first: Array, rows: Array, width: int, left: int, columns: int, packed: Array, at: int
+) -> None:
+    """Lays some columns of those rows of b out as the right side of a product."""
+    panel, depth = panel_width(packed), rows.size
+    for i in range(depth):
+        row = rows[i]
+        for column in range(0, columns, panel):
+            place, taken = at + column * depth + i * panel, min(panel, columns - column)
+            if row >= 0 and taken == panel:
+                source = row * width + left + column
+                for j in range(panel):
+                    store(packed, place + j, load(b, source + j))
+            else:
+                gather_row(b, first, row, width, left + column, taken, packed, place)
+                zero(packed, place + taken, place + panel)
+
+
+@native
+def outer_block(
+    packed_a: Array,
     height: int,
     b: Array,
     first: Array,
     rows: Array,
     width: int,
+    packed_b: Array,
     c: Array,
     c_start: int,
-    tall: int,
+    add: bool,
     gemm: int,
 ) -> None:
-    panel = panel_width(c)
-    across = (width + WIDTH - 1) // WIDTH
-    wide = even_share(width, across, panel)
-    top, left = number // across * tall, number % across * wide
-    m, n = min(tall, height - top), max(0, min(wide, width - left))
-    packed_a = np.empty((m + ROWS - 1) // ROWS * ROWS * DEPTH, c.dtype)
-    packed_b = np.empty(packed_size(c, DEPTH, n), c.dtype)
-    at = aligned(packed_b)
-    target = c_start + top * width + left
-    for k in range(0, max(1, rows.size), DEPTH):
-        depth = min(DEPTH, rows.size - k)
-        pack(a, a_start + k * a_row + top, a_row, 1, depth, m, ROWS, packed_a, 0)
-        for i in range(depth):
-            row = rows[k + i]
-            for column in range(0, n, panel):
-                place, taken = at + column * depth + i * panel, min(panel, n - column)
-                if row >= 0 and taken == panel:
-                    source = row * width + left + column
-                    for j in range(panel):
-                        store(packed_b, place + j, load(b, source + j))
-                else:
-                    gather_row(b, first, row, width, left + column, taken, packed_b, place)
-                    zero(packed_b, place + taken, place + panel)
-        multiply(gemm, packed_a, 0, PACKED, m, packed_b, at, depth, depth, n, c, target, width, k > 0)
-
-
-@native
-def outer_product(
-    a: Array,
-    a_start: int,
-    a_row: int,
-    height: int,
-    b: Array,
-    first: Array,
-    rows: Array,
-    width: int,
-    target: tuple[Array, int],
-    threads: int,
-    gemm: int,
-    scheduler: int,
-) -> None:
-    """target[m, n] = Σ a[k, m] · b[rows[k], n]; a's row k starts at a_start + k · a_row."""
-    c, c_start = target
-    across = (width + WIDTH - 1) // WIDTH
-    tall = HEIGHT
-    while tall > 3 * ROWS and (height + tall - 1) // tall * across < 2 * threads:
-        tall //= 2
-    tasks = (height + tall - 1) // tall * across
-    parallel(scheduler, tasks, _outer_tile, (a, a_start, a_row, height, b, first, rows, width, c, c_start, tall, gemm))
+    """c[m, n] (+)= Σ a[k, m] · b[rows[k], n], for the rows of one block; packed_b is room for WIDTH columns."""
+    at, depth = aligned(packed_b), rows.size
+    for left in range(0, width, WIDTH):
+        columns = min(WIDTH, width - left)
+        _pack_right(b, first, rows, width, left, columns, packed_b, at)
+        multiply(gemm, packed_a, 0, PACKED, height, packed_b, at, depth, depth, columns, c, c_start + left, width, add)
 
 
 @native

@@ -1,0 +1,382 @@
+"""The builder: appends nodes with their types and shapes, each computation once, and computes what is constant.
+
+Rules write `op.MatMul(a, b)`; `op` stands for the builder at work. Numbers and lists among the inputs become constants
+of the type that the operator's schema asks for there.
+"""
+
+import contextvars
+from collections.abc import Iterable, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx import TensorProto, TypeProto, defs, helper, shape_inference
+from onnx.reference import ReferenceEvaluator
+
+from onnxgrad.graph.tensor import MOST_READ, Dim, Tensor
+
+MICROSOFT = "com.microsoft"
+FOLDED = {  # what rules do to shapes and axes; with constant inputs the result is computed at once
+    "Add", "Sub", "Mul", "Div", "Mod", "Neg", "Max", "Min", "Equal", "Less", "Greater", "Not", "And", "Or", "Where",
+    "Cast", "Concat", "Gather", "Slice", "Squeeze", "Unsqueeze", "Reshape", "Range", "ReduceProd", "ReduceSum",
+    "ConstantOfShape", "Expand", "Transpose", "ScatterElements", "BroadcastGradientArgs", "Size", "Shape", "Identity",
+}  # fmt: skip
+RANDOM = {
+    "Bernoulli",
+    "Dropout",
+    "Multinomial",
+    "RandomNormal",
+    "RandomNormalLike",
+    "RandomUniform",
+    "RandomUniformLike",
+}
+Argument = Any  # a Tensor, a number, a list of numbers, an array, or None for an input left out
+
+_current: contextvars.ContextVar["Builder"] = contextvars.ContextVar("builder")
+
+
+class Builder:
+    """Writes nodes at the end of a graph."""
+
+    def __init__(self, graph: ir.Graph, opsets: dict[str, int]) -> None:
+        self.graph, self.opsets = graph, opsets
+        self.scope = ""  # what names begin with
+        self._names = {v.name for v in graph.inputs} | set(graph.initializers)
+        self._node_names = {node.name for node in graph}
+        self._made: dict[Any, ir.Node] = {}  # every node, by what it computes
+        self._contents: dict[ir.Value, tuple[Dim, ...]] = {}  # of vectors that hold a shape
+        self._types: dict[ir.Value, tuple[Any, TypeProto]] = {}
+        for node in graph:
+            self._names.update(v.name for v in node.outputs)
+            if not _has_subgraph(node) and node.op_type not in RANDOM:
+                self._made.setdefault(self._key(node.domain, node.op_type, node.inputs, node.attributes), node)
+
+    @contextmanager
+    def at_work(self, scope: str) -> Any:
+        """Within it, `op` is this builder, and names begin with `scope`."""
+        before, self.scope = self.scope, scope
+        token = _current.set(self)
+        try:
+            yield
+        finally:
+            _current.reset(token)
+            self.scope = before
+
+    def tensor(self, value: ir.Value) -> Tensor:
+        """A value of the graph, to compute with."""
+        return Tensor(self, value)
+
+    # Nodes
+
+    def node(
+        self,
+        op_type: str,
+        inputs: Sequence[Argument],
+        attributes: dict[str, Any] | None = None,
+        outputs: int = 1,
+        domain: str = "",
+    ) -> tuple[Tensor, ...]:
+        """The outputs of a node: of one that is there already, if it computes the same."""
+        schema = schema_of(op_type, domain, self.opsets)
+        values = self._values(schema, inputs)
+        given = {k: v for k, v in (attributes or {}).items() if v is not None}
+        proto_attributes = [ir.convenience.convert_attribute(k, v) for k, v in given.items()]
+        wrapped = {a.name: a for a in proto_attributes}
+        if (folded := self._fold(op_type, domain, values, wrapped, outputs)) is not None:
+            return folded
+        key = self._key(domain, op_type, values, wrapped)
+        found = self._made.get(key)
+        if found is not None and op_type not in RANDOM:
+            self.ask_for_outputs(found, outputs)
+            return tuple(self.tensor(v) for v in found.outputs[:outputs])
+        node = ir.Node(domain, op_type, values, proto_attributes, num_outputs=outputs)
+        node.name = self._fresh(f"{self.scope}/{op_type}", self._node_names)
+        for k, value in enumerate(node.outputs):
+            value.name = self._fresh(f"{node.name}_output_{k}", self._names)
+        self._infer(node, schema)
+        self.graph.append(node)
+        self._made[key] = node
+        if domain and domain not in self.opsets:
+            self.opsets[domain] = 1
+        return tuple(self.tensor(v) for v in node.outputs)
+
+    def binary(self, op_type: str, a: Any, b: Any) -> Tensor:
+        """An operator of two inputs; what changes nothing is left out."""
+        if op_type == "Mul" and (_is_number(a, 1) or _is_number(b, 1)):
+            return b if _is_number(a, 1) else a  # type: ignore[no-any-return]
+        if op_type == "Add" and (_is_number(a, 0) or _is_number(b, 0)):
+            return b if _is_number(a, 0) else a  # type: ignore[no-any-return]
+        if op_type in ("Div", "Pow") and _is_number(b, 1):
+            return a  # type: ignore[no-any-return]
+        return self.node(op_type, [a, b])[0]
+
+    def constant(self, content: Any, dtype: ir.DataType) -> Tensor:
+        """A constant of the graph."""
+        array = np.asarray(content, dtype.numpy())
+        key = ("Constant", dtype, array.shape, array.tobytes())
+        node = self._made.get(key)
+        if node is None:
+            tensor = ir.Tensor(array, dtype=dtype)
+            node = ir.Node("", "Constant", [], [ir.AttrTensor("value", tensor)], num_outputs=1)
+            node.name = self._fresh(f"{self.scope}/Constant", self._node_names)
+            (value,) = node.outputs
+            value.name = self._fresh(f"{node.name}_output_0", self._names)
+            value.dtype, value.shape = dtype, ir.Shape(array.shape)
+            self.graph.append(node)
+            self._made[key] = node
+        return self.tensor(node.outputs[0])
+
+    def _values(self, schema: Any, inputs: Sequence[Argument]) -> list[ir.Value | None]:
+        values: list[ir.Value | None] = []
+        for k, argument in enumerate(inputs):
+            if argument is None or isinstance(argument, Tensor):
+                values.append(None if argument is None else argument.value)
+                continue
+            values.append(self.constant(argument, _constant_type(schema, inputs, k, argument)).value)
+        while values and values[-1] is None:
+            values.pop()
+        return values
+
+    def _key(self, domain: str, op_type: str, values: Iterable[Any], attributes: Any) -> Any:
+        described = sorted((a.name, _as_key(a.value)) for a in attributes.values())
+        return domain, op_type, tuple(map(id, values)), tuple(described)
+
+    def copy(self, tensor: Tensor) -> Tensor:
+        """The same numbers under a name of their own."""
+        node = ir.Node("", "Identity", [tensor.value], num_outputs=1)
+        node.name = self._fresh(f"{self.scope}/Identity", self._node_names)
+        node.outputs[0].name = self._fresh(f"{node.name}_output_0", self._names)
+        node.outputs[0].type, node.outputs[0].shape = tensor.value.type, tensor.value.shape
+        self.graph.append(node)
+        return self.tensor(node.outputs[0])
+
+    def fresh_value_name(self, wanted: str) -> str:
+        """The name, or one like it if it is taken."""
+        return self._fresh(wanted, self._names)
+
+    def _fresh(self, wanted: str, taken: set[Any]) -> str:
+        name, k = wanted, 1
+        while name in taken:
+            k += 1
+            name = f"{wanted}_{k}"
+        taken.add(name)
+        return name
+
+    def ask_for_outputs(self, node: ir.Node, outputs: int) -> None:
+        """Gives a node that was there before more of the outputs its operator has."""
+        before = len(node.outputs)
+        if before >= outputs:
+            return
+        node.resize_outputs(outputs)
+        for k in range(before, outputs):
+            node.outputs[k].name = self._fresh(f"{node.name}_output_{k}", self._names)
+        self._infer(node, schema_of(node.op_type, node.domain, self.opsets))
+
+    # What is known
+
+    def constant_of(self, value: ir.Value) -> np.ndarray[Any, Any] | None:
+        """The numbers of a value, if the graph fixes them and they are few."""
+        producer = value.producer()
+        if producer is not None:
+            if producer.op_type != "Constant" or producer.domain:
+                return None
+            (attribute,) = producer.attributes.values()
+            if attribute.name == "value":
+                tensor = attribute.value
+                return tensor.numpy() if tensor.size <= MOST_READ else None
+            kind = {
+                "value_int": np.int64,
+                "value_ints": np.int64,
+                "value_float": np.float32,
+                "value_floats": np.float32,
+            }
+            return np.array(attribute.value, kind[attribute.name]) if attribute.name in kind else None
+        if value.const_value is None or value.is_graph_input() or value.const_value.size > MOST_READ:
+            return None
+        return value.const_value.numpy()
+
+    def contents_of(self, value: ir.Value) -> tuple[Dim, ...] | None:
+        """What a vector of integers holds, as far as it is known: Shape's of a symbolic shape, say."""
+        if value in self._contents:
+            return self._contents[value]
+        constant = self.constant_of(value)
+        found: tuple[Dim, ...] | None = None
+        producer = value.producer()
+        if constant is not None:
+            found = tuple(int(x) for x in constant) if constant.ndim == 1 and constant.dtype.kind in "iu" else None
+        elif producer is not None and not producer.domain:
+            found = self._contents_from(producer)
+        if found is not None:
+            self._contents[value] = found
+        return found
+
+    def _contents_from(self, node: ir.Node) -> tuple[Dim, ...] | None:
+        if node.op_type == "Shape" and node.inputs[0] is not None:
+            shape = self.tensor(node.inputs[0]).shape
+            start = node.attributes["start"].as_int() if "start" in node.attributes else None
+            end = node.attributes["end"].as_int() if "end" in node.attributes else None
+            return None if shape is None else shape[start:end]
+        if node.op_type == "Concat":
+            parts = [self.contents_of(v) for v in node.inputs if v is not None]
+            return None if any(p is None for p in parts) else tuple(d for p in parts if p is not None for d in p)
+        if node.op_type == "Gather" and node.inputs[0] is not None and node.inputs[1] is not None:
+            held, which = self.contents_of(node.inputs[0]), self.constant_of(node.inputs[1])
+            if held is not None and which is not None and which.ndim == 1:
+                return tuple(held[int(k)] for k in which)
+        return None
+
+    def _fold(
+        self, op_type: str, domain: str, values: list[ir.Value | None], attributes: Any, outputs: int
+    ) -> tuple[Tensor, ...] | None:
+        """The result of a node whose inputs are constant, or of Shape where the shape is known."""
+        if op_type == "Shape" and values[0] is not None and not attributes:
+            shape = self.tensor(values[0]).static_shape
+            return None if shape is None else (self.constant(shape, ir.DataType.INT64),)
+        if op_type not in FOLDED or (domain and domain != MICROSOFT):
+            return None
+        arrays = [None if v is None else self._shape_numbers(v) for v in values]
+        if not values or any(a is None and v is not None for a, v in zip(arrays, values, strict=True)):
+            return None
+        node = ir.Node(domain, op_type, values, [*attributes.values()], num_outputs=outputs)
+        for k, output in enumerate(node.outputs):
+            output.name = f"result_{k}"
+        proto = ir.to_proto(node)
+        for k, value in enumerate(values):
+            proto.input[k] = "" if value is None else f"input_{k}"
+        results = _evaluate(proto, arrays, self.opsets, outputs)
+        if any(r.size > MOST_READ for r in results):
+            return None
+        return tuple(self.constant(r, ir.DataType.from_numpy(r.dtype)) for r in results)
+
+    def _shape_numbers(self, value: ir.Value) -> np.ndarray[Any, Any] | None:
+        """A constant of integers or truth values: the numbers of formulas are left alone."""
+        constant = self.constant_of(value)
+        return constant if constant is not None and constant.dtype.kind in "iub" else None
+
+    def _infer(self, node: ir.Node, schema: Any) -> None:
+        types: dict[str, TypeProto] = {}
+        data: dict[str, TensorProto] = {}
+        for value in node.inputs:
+            if value is None:
+                continue
+            types[str(value.name)] = self._type_of(value)
+            numbers = self._shape_numbers(value)
+            if numbers is not None:
+                data[str(value.name)] = onnx.numpy_helper.from_array(numbers)
+        imports = [helper.make_opsetid(d, v) for d, v in self.opsets.items()]
+        try:
+            inferred = shape_inference.infer_node_outputs(schema, ir.to_proto(node), types, data, opset_imports=imports)
+        except Exception as error:  # of any type, from C++
+            described = ", ".join(repr(self.tensor(v)) if v is not None else "none" for v in node.inputs)
+            text = f"{node.op_type} cannot be added to the graph, its inputs being {described}: {error}"
+            raise ValueError(text) from None
+        for value in node.outputs:
+            if (found := inferred.get(str(value.name))) is not None and found.HasField("tensor_type"):
+                value.dtype = ir.DataType(found.tensor_type.elem_type)
+                if found.tensor_type.HasField("shape"):
+                    value.shape = ir.Shape([_dim(d) for d in found.tensor_type.shape.dim])
+        self._fill_in_shape(node)
+
+    def _fill_in_shape(self, node: ir.Node) -> None:
+        """A shape that is an input of the node is that of the output, dimensions known by name included."""
+        at = {"Reshape": 1, "Expand": 1, "ConstantOfShape": 0, "GatherGrad": 0, "GatherElementsGrad": 1, "SliceGrad": 1,
+              "GatherNDGrad": 0}.get(node.op_type)  # fmt: skip
+        if at is None or node.inputs[at] is None:
+            return
+        held = self.contents_of(node.inputs[at])  # type: ignore[arg-type]
+        if held is None or -1 in held or (node.op_type == "Reshape" and 0 in held):
+            return
+        shape = self.tensor(node.outputs[0]).shape
+        if shape is None or len(shape) == len(held):
+            merged = [h if h is not None else (shape[k] if shape is not None else None) for k, h in enumerate(held)]
+            node.outputs[0].shape = ir.Shape(merged)
+
+    def _type_of(self, value: ir.Value) -> TypeProto:
+        shape = self.tensor(value).shape
+        known = self._types.get(value)
+        if known is None or known[0] != (value.dtype, shape):
+            proto = helper.make_tensor_type_proto(self.tensor(value).dtype.value, shape)
+            known = self._types[value] = ((value.dtype, shape), proto)
+        return known[1]
+
+
+class _Op:
+    """`op.Name(inputs…, attribute=…)` appends a node; `outputs=2` asks for that many outputs."""
+
+    def __getattr__(self, op_type: str) -> Any:
+        def make(*inputs: Argument, outputs: int = 1, domain: str | None = None, **attributes: Any) -> Any:
+            builder = _current.get()
+            if domain is None:
+                domain = "" if defs.has(op_type) else MICROSOFT
+            made = builder.node(op_type, inputs, attributes, outputs, domain)
+            return made[0] if outputs == 1 else made
+
+        return make
+
+
+op = _Op()
+
+
+def builder_at_work() -> Builder:
+    """The one that `op` stands for."""
+    return _current.get()
+
+
+def schema_of(op_type: str, domain: str, opsets: dict[str, int]) -> Any:
+    """The schema that a node of these opsets has."""
+    return defs.get_schema(op_type, max_inclusive_version=opsets.get(domain, 1), domain=domain)
+
+
+def _constant_type(schema: Any, inputs: Sequence[Argument], k: int, argument: Any) -> ir.DataType:
+    """The type that a number has as the k-th input: that of the tensors which share its type variable."""
+
+    def declared(i: int) -> Any:
+        return schema.inputs[min(i, len(schema.inputs) - 1)]
+
+    variable = declared(k).type_str
+    for i, other in enumerate(inputs):
+        if isinstance(other, Tensor) and declared(i).type_str == variable:
+            return other.dtype
+    if isinstance(argument, np.ndarray) and argument.dtype.kind != "O" and argument.dtype != np.float64:
+        return ir.DataType.from_numpy(argument.dtype)
+    allowed = next((c.allowed_type_strs for c in schema.type_constraints if c.type_param_str == variable), [variable])
+    if "tensor(int64)" in allowed and np.asarray(argument).dtype.kind in "iuf":
+        return ir.DataType.INT64
+    if "tensor(bool)" in allowed and np.asarray(argument).dtype.kind == "b":
+        return ir.DataType.BOOL
+    return ir.DataType.FLOAT
+
+
+def _evaluate(node: onnx.NodeProto, arrays: list[Any], opsets: dict[str, int], outputs: int) -> list[Any]:
+    from onnxgrad.schema import reference_ops
+
+    given = {f"input_{k}": a for k, a in enumerate(arrays) if a is not None}
+    graph = helper.make_graph(
+        [node],
+        "constant",
+        [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in given.items()],
+        [helper.make_empty_tensor_value_info(f"result_{k}") for k in range(outputs)],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid(d, v) for d, v in opsets.items()])
+    results = ReferenceEvaluator(model, new_ops=list(reference_ops())).run(None, given)
+    return [np.asarray(r) for r in results]
+
+
+def _dim(dim: Any) -> Dim:
+    return dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None
+
+
+def _is_number(argument: Any, number: float) -> bool:
+    return isinstance(argument, (int, float)) and argument == number
+
+
+def _as_key(content: Any) -> Any:
+    if isinstance(content, ir.TensorProtocol):
+        return repr((content.dtype, content.shape, content.tobytes() if content.size <= MOST_READ else id(content)))
+    return repr(content)
+
+
+def _has_subgraph(node: ir.Node) -> bool:
+    return any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in node.attributes.values())

@@ -1,0 +1,65 @@
+"""A node as its rule sees it: inputs, outputs and attributes by the names they have in the operator's schema."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import onnx_ir as ir
+from onnx import defs, helper
+
+from onnxgrad.graph.builder import Builder
+from onnxgrad.graph.tensor import Tensor
+
+
+class NodeView:
+    """`n.data`, `n.axis`, `n.Y`; None for an optional input left out, a list for a variadic one.
+
+    An output that the node did not have until now is added to it when a rule asks for it. `n.grads` are the gradients
+    of the outputs, None where nothing depends on one.
+    """
+
+    def __init__(
+        self, builder: Builder, node: ir.Node, schema: Any, input_names: Sequence[str], grads: Sequence[Tensor | None]
+    ) -> None:
+        self.builder, self.node, self.grads = builder, node, list(grads)
+        self._schema, self._input_names = schema, list(input_names)
+        last = schema.inputs[-1] if schema is not None and schema.inputs else None
+        self._variadic = last is not None and last.option == defs.OpSchema.FormalParameterOption.Variadic
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if name in self._input_names:
+            return self._input(self._input_names.index(name))
+        outputs = [o.name for o in self._schema.outputs] if self._schema is not None else []
+        if name in outputs:
+            return self.result(outputs.index(name))
+        if name in self.node.attributes:
+            return _plain(self.node.attributes[name])
+        if self._schema is not None and name in self._schema.attributes:
+            default = self._schema.attributes[name].default_value
+            value = helper.get_attribute_value(default) if default.name else None
+            return value.decode() if isinstance(value, bytes) else value
+        if self._schema is None:
+            return None
+        raise AttributeError(f"{self.node.op_type} has no input, output or attribute {name!r}")
+
+    def _input(self, k: int) -> Any:
+        last = k == len(self._input_names) - 1
+        if self._variadic and last:
+            return [None if v is None else self.builder.tensor(v) for v in self.node.inputs[k:]]
+        value = self.node.inputs[k] if k < len(self.node.inputs) else None
+        return None if value is None else self.builder.tensor(value)
+
+    def result(self, k: int) -> Tensor:
+        """The k-th output."""
+        self.builder.ask_for_outputs(self.node, k + 1)
+        return self.builder.tensor(self.node.outputs[k])
+
+    def grad(self, k: int) -> Tensor | None:
+        """The gradient of the k-th output, if anything depends on it."""
+        return self.grads[k] if k < len(self.grads) else None
+
+
+def _plain(attribute: ir.Attr) -> Any:
+    value = attribute.value
+    return list(value) if isinstance(value, (tuple, list)) else value

@@ -1,0 +1,124 @@
+"""A value of a graph as rules see it: it has a type and as much of a shape as is known, and computes."""
+
+from typing import TYPE_CHECKING, Any, Union
+
+import numpy as np
+import onnx_ir as ir
+
+if TYPE_CHECKING:
+    from onnxgrad.graph.builder import Builder
+
+Dim = int | str | None  # known, known by name, or unknown
+Number = Union["Tensor", float, int, bool, np.generic]
+MOST_READ = 4096  # elements of an initializer that is looked into; weights are left where they are
+
+
+class Tensor:
+    """Operators (+ - * / ** @ < > == ~ &) append nodes; a number on the other side takes this one's type."""
+
+    __slots__ = ("builder", "value")
+    __hash__ = object.__hash__
+
+    def __init__(self, builder: "Builder", value: ir.Value) -> None:
+        self.builder, self.value = builder, value
+
+    def __repr__(self) -> str:
+        return f"{self.value.name}: {self.dtype.name if self.value.dtype else '?'}{list(self.shape or ['?'])}"
+
+    @property
+    def dtype(self) -> ir.DataType:
+        """The element type."""
+        if self.value.dtype is None:
+            raise ValueError(f"the type of {self.value.name!r} is not known: declare it in the model's value_info")
+        return self.value.dtype
+
+    @property
+    def is_float(self) -> bool:
+        """Whether a gradient can belong to it."""
+        return self.value.dtype is not None and self.value.dtype.is_floating_point()
+
+    @property
+    def shape(self) -> tuple[Dim, ...] | None:
+        """Its dimensions; None if not even their number is known."""
+        if self.value.shape is None:
+            return None
+        return tuple(d if isinstance(d, int) else d.value for d in self.value.shape)
+
+    @property
+    def rank(self) -> int:
+        """The number of dimensions, for rules that cannot do without."""
+        if self.value.shape is None:
+            raise ValueError(
+                f"the number of dimensions of {self.value.name!r} is not known: declare its shape in the model's "
+                "value_info, dimensions may stay unknown"
+            )
+        return len(self.value.shape)
+
+    @property
+    def static_shape(self) -> tuple[int, ...] | None:
+        """The shape if all of it is known."""
+        shape = self.shape
+        return shape if shape is not None and all(isinstance(d, int) for d in shape) else None  # type: ignore[return-value]
+
+    @property
+    def constant(self) -> np.ndarray[Any, Any] | None:
+        """The numbers, if the graph fixes them and they are few."""
+        return self.builder.constant_of(self.value)
+
+    def __add__(self, other: Number) -> "Tensor":
+        return self.builder.binary("Add", self, other)
+
+    def __radd__(self, other: Number) -> "Tensor":
+        return self.builder.binary("Add", other, self)
+
+    def __sub__(self, other: Number) -> "Tensor":
+        return self.builder.binary("Sub", self, other)
+
+    def __rsub__(self, other: Number) -> "Tensor":
+        return self.builder.binary("Sub", other, self)
+
+    def __mul__(self, other: Number) -> "Tensor":
+        return self.builder.binary("Mul", self, other)
+
+    def __rmul__(self, other: Number) -> "Tensor":
+        return self.builder.binary("Mul", other, self)
+
+    def __truediv__(self, other: Number) -> "Tensor":
+        return self.builder.binary("Div", self, other)
+
+    def __rtruediv__(self, other: Number) -> "Tensor":
+        return self.builder.binary("Div", other, self)
+
+    def __pow__(self, other: Number) -> "Tensor":
+        return self.builder.binary("Pow", self, other)
+
+    def __matmul__(self, other: "Tensor") -> "Tensor":
+        return self.builder.binary("MatMul", self, other)
+
+    def __neg__(self) -> "Tensor":
+        return self.builder.node("Neg", [self])[0]
+
+    def __lt__(self, other: Number) -> "Tensor":
+        return self.builder.binary("Less", self, other)
+
+    def __le__(self, other: Number) -> "Tensor":
+        return self.builder.binary("LessOrEqual", self, other)
+
+    def __gt__(self, other: Number) -> "Tensor":
+        return self.builder.binary("Greater", self, other)
+
+    def __ge__(self, other: Number) -> "Tensor":
+        return self.builder.binary("GreaterOrEqual", self, other)
+
+    def equals(self, other: Number) -> "Tensor":
+        """Element by element; == would make tensors useless as keys."""
+        return self.builder.binary("Equal", self, other)
+
+    def __and__(self, other: "Tensor") -> "Tensor":
+        return self.builder.binary("And", self, other)
+
+    def __or__(self, other: "Tensor") -> "Tensor":
+        return self.builder.binary("Or", self, other)
+
+    def __invert__(self) -> "Tensor":
+        return self.builder.node("Not", [self])[0]

@@ -1,0 +1,61 @@
+"""in_float64(): a model with every floating-point type in it made float64, to see a gradient without rounding."""
+
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, TypeProto, numpy_helper
+
+NARROW = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+NAMES_A_TYPE = {"Cast": "to", "EyeLike": "dtype", "RandomNormal": "dtype", "RandomUniform": "dtype",
+                "RandomNormalLike": "dtype", "RandomUniformLike": "dtype", "Bernoulli": "dtype",
+                "LayerNormalization": "stash_type", "RMSNormalization": "stash_type",
+                "GroupNormalization": "stash_type"}  # fmt: skip
+
+
+def in_float64(model: ModelProto) -> ModelProto:
+    """A copy that computes in float64; weights must be in the model."""
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    _widen(copy.graph, copy)
+    return copy
+
+
+def _widen(graph: GraphProto, model: ModelProto) -> None:
+    del graph.value_info[:]
+    for info in (*graph.input, *graph.output):
+        _widen_type(info.type)
+    for tensor in graph.initializer:
+        tensor.CopyFrom(_widened(tensor))
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == AttributeProto.TENSOR:
+                attribute.t.CopyFrom(_widened(attribute.t))
+            elif attribute.type == AttributeProto.INT and NAMES_A_TYPE.get(node.op_type) == attribute.name:
+                attribute.i = TensorProto.DOUBLE if attribute.i in NARROW else attribute.i
+            for inner in (attribute.g, *attribute.graphs):
+                _widen(inner, model)
+        _write_out(node)
+
+
+def _write_out(node: onnx.NodeProto) -> None:
+    """Constants and zeros that are float32 without saying so."""
+    for attribute in node.attribute:
+        if node.op_type == "Constant" and attribute.name in ("value_float", "value_floats"):
+            content: Any = attribute.f if attribute.name == "value_float" else list(attribute.floats)
+            attribute.CopyFrom(
+                onnx.helper.make_attribute("value", numpy_helper.from_array(np.array(content, np.float64)))
+            )
+    if node.op_type == "ConstantOfShape" and not node.attribute:
+        node.attribute.append(onnx.helper.make_attribute("value", numpy_helper.from_array(np.zeros(1, np.float64))))
+
+
+def _widen_type(kind: TypeProto) -> None:
+    if kind.HasField("tensor_type") and kind.tensor_type.elem_type in NARROW:
+        kind.tensor_type.elem_type = TensorProto.DOUBLE
+
+
+def _widened(tensor: TensorProto) -> TensorProto:
+    if tensor.data_type not in NARROW:
+        return tensor
+    return numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float64), tensor.name)

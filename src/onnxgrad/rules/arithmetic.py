@@ -1,0 +1,112 @@
+"""Operators of numbers, element by element, with broadcasting."""
+
+import numpy as np
+
+from onnxgrad.graph.node import NodeView
+from onnxgrad.graph.tensor import Tensor
+from onnxgrad.rules import no_gradient, nondiff, op, vjp
+from onnxgrad.rules.registry import Function
+
+vjp("Add", broadcast=True, A=lambda g, n: g, B=lambda g, n: g)
+vjp("Sub", broadcast=True, A=lambda g, n: g, B=lambda g, n: -g)
+vjp("Mul", broadcast=True, A=lambda g, n: g * n.B, B=lambda g, n: g * n.A)
+vjp("Div", broadcast=True, A=lambda g, n: g / n.B, B=lambda g, n: -g * n.C / n.B)
+vjp("Sum", broadcast=True, data_0=lambda g, n, k: g)
+vjp("Mean", broadcast=True, data_0=lambda g, n, k: g / len(n.data_0))
+vjp(
+    "Where",
+    broadcast=True,
+    condition=nondiff,
+    X=lambda g, n: op.Where(n.condition, g, 0),
+    Y=lambda g, n: op.Where(n.condition, 0, g),
+)
+
+
+def _pow_base(g: Tensor, n: NodeView) -> Tensor:
+    exponent = n.Y
+    number = exponent.constant
+    X = n.X
+    if number is not None and number.size == 1:
+        if float(number.reshape(())) == 2:
+            return g * (X + X)
+        return g * (op.CastLike(exponent, X) * X ** op.CastLike(exponent - 1, X))
+    # 0 to the power of -1 is infinite, yet the gradient of x⁰ is zero everywhere.
+    y = op.CastLike(exponent, X)
+    return op.Where(y.equals(0), 0, g * y * X ** op.Where(y.equals(0), 1, y - 1))
+
+
+def _pow_exponent(g: Tensor, n: NodeView) -> Tensor:
+    X, Z = n.X, n.Z
+    # As in PyTorch: 0 to the power of anything not negative stays 0, so its gradient is 0 and not 0 · -∞.
+    flat = X.equals(0) & (op.CastLike(n.Y, X) >= 0)
+    dZ = g * op.Where(flat, 0, Z * op.Log(op.Where(flat, 1, X)))
+    return op.CastLike(dZ, n.Y)
+
+
+vjp(
+    "Pow",
+    broadcast=True,
+    doc="As in PyTorch, the gradient of the exponent is 0 where the base is 0 and the exponent not negative.",
+    X=_pow_base,
+    Y=_pow_exponent,
+)
+
+
+def _mod(g: Tensor, n: NodeView) -> Tensor:
+    A, B = n.A, n.B
+    quotient = A / B
+    whole = op.Floor(quotient)
+    if n.fmod:
+        whole = op.Where(quotient < 0, op.Ceil(quotient), whole)
+    return -g * whole
+
+
+vjp("Mod", broadcast=True, A=lambda g, n: g, B=_mod)
+
+
+def _extreme(better: str) -> Function:
+    """The gradient goes to the largest or smallest; where several are, each gets an equal share."""
+
+    def function(g: Tensor, n: NodeView, k: int) -> Tensor:
+        inputs = n.data_0
+        if len(inputs) == 1:
+            return g
+        result = getattr(n, better)
+        winners = [op.CastLike(x.equals(result), g) for x in inputs]
+        total = winners[0]
+        for other in winners[1:]:
+            total = total + other
+        return g * winners[k] / total
+
+    return function
+
+
+TIES = "Where several inputs tie, each gets an equal share, as in PyTorch."
+vjp("Max", broadcast=True, doc=TIES, data_0=_extreme("max"))
+vjp("Min", broadcast=True, doc=TIES, data_0=_extreme("min"))
+
+vjp("Neg", X=lambda g, n: -g)
+vjp("Abs", X=lambda g, n: g * op.Sign(n.X))
+vjp("Reciprocal", X=lambda g, n: -g * n.Y * n.Y)
+vjp("Sqrt", X=lambda g, n: g / (n.Y + n.Y))
+vjp("Exp", input=lambda g, n: g * n.output)
+vjp("Log", input=lambda g, n: g / n.input)
+vjp("Erf", input=lambda g, n: g * (2 / np.sqrt(np.pi)) * op.Exp(-n.input * n.input))
+
+vjp("Sin", input=lambda g, n: g * op.Cos(n.input))
+vjp("Cos", input=lambda g, n: -g * op.Sin(n.input))
+vjp("Tan", input=lambda g, n: g * (1 + n.output * n.output))
+vjp("Asin", input=lambda g, n: g / op.Sqrt(1 - n.input * n.input))
+vjp("Acos", input=lambda g, n: -g / op.Sqrt(1 - n.input * n.input))
+vjp("Atan", input=lambda g, n: g / (1 + n.input * n.input))
+vjp("Sinh", input=lambda g, n: g * op.Cosh(n.input))
+vjp("Cosh", input=lambda g, n: g * op.Sinh(n.input))
+vjp("Tanh", input=lambda g, n: g - g * n.output * n.output)
+vjp("Asinh", input=lambda g, n: g / op.Sqrt(n.input * n.input + 1))
+vjp("Acosh", input=lambda g, n: g / op.Sqrt(n.input * n.input - 1))
+vjp("Atanh", input=lambda g, n: g / (1 - n.input * n.input))
+
+no_gradient(
+    "And", "ArgMax", "ArgMin", "BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "Ceil", "Equal",
+    "Floor", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less", "LessOrEqual", "Not", "Or", "Round", "Sign", "Xor",
+)  # fmt: skip

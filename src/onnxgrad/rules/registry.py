@@ -1,0 +1,89 @@
+"""vjp(): how an operator passes a gradient back, one function per input, by the names of the ONNX schema.
+
+A function gets `g`, the gradient of the first output, and `n`, the node (graph/node.py): `n.<name>` is its input,
+output or attribute of that name. It returns the gradient of its input. For a variadic input it also gets the number of
+that input. Undoing a broadcast, adding up, and not computing what nobody wants is the engine's business.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from onnx import defs
+
+Function = Callable[..., Any]
+
+
+class Mark:
+    """Stands where a function could."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+nondiff = Mark("nondiff")  # the gradient is zero, or there is none: an integer, a comparison, a step
+todo = Mark("todo")  # there is one, but it is not written
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What vjp() was told of one operator."""
+
+    op_type: str
+    domain: str
+    by_input: dict[str, Function | Mark]
+    broadcast: bool  # whether inputs are broadcast, so that their gradients must be summed to their shapes
+    outputs: tuple[str, ...]  # whose gradients it deals with; the first one if empty
+    rewrite: Function | None = None
+    doc: str = ""
+    names: list[str] = field(default_factory=list)
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether no gradient ever passes."""
+        return all(f is nondiff for f in self.by_input.values())
+
+
+RULES: dict[tuple[str, str], Rule] = {}
+
+
+def vjp(
+    op_type: str,
+    *,
+    domain: str = "",
+    broadcast: bool = False,
+    outputs: Sequence[str] = (),
+    rewrite: Function | None = None,
+    doc: str = "",
+    **by_input: Function | Mark,
+) -> None:
+    """Registers how the operator passes a gradient back.
+
+    `broadcast`: its inputs are broadcast to one shape, and the functions need not undo that. `outputs`: names of the
+    outputs whose gradients the functions use (`n.grad(k)`), if that is not the first alone. `rewrite`: takes the node
+    before anything is differentiated, and returns values to take the place of its outputs: an operator that keeps what
+    the gradient needs. `doc`: a choice made, where there is one.
+    """
+    names = list(by_input)
+    if defs.has(op_type, domain):
+        expected = [i.name for i in defs.get_schema(op_type, domain=domain).inputs]
+        if names != expected:
+            raise TypeError(
+                f"vjp: {op_type} has the inputs {', '.join(expected)}, the rule speaks of {', '.join(names)}"
+            )
+    for name, function in by_input.items():
+        if not isinstance(function, Mark) and not callable(function):
+            raise TypeError(
+                f"vjp: the rule for {name} of {op_type} is a {type(function).__name__}, expected a function"
+            )
+    RULES[domain, op_type] = Rule(op_type, domain, by_input, broadcast, tuple(outputs), rewrite, doc, names)
+
+
+def no_gradient(*op_types: str) -> None:
+    """Registers operators whose results do not depend on their inputs smoothly, or not on them at all."""
+    for op_type in op_types:
+        inputs = [i.name for i in defs.get_schema(op_type).inputs]
+        RULES["", op_type] = Rule(op_type, "", dict.fromkeys(inputs, nondiff), False, (), None, "", inputs)

@@ -1,0 +1,162 @@
+"""The one harness for rules: a node's gradient against central differences, once and twice, and in onnxruntime."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import TensorProto, helper, numpy_helper
+
+import onnxgrad
+from onnxgrad.checking import evaluator
+
+OPSET = 21
+EXACT = 2e-6  # relative error of a central difference in float64, with room for curvature
+SINGLE = 2e-4  # of float32 against float64, relative to the largest number
+
+
+def model_of_node(
+    op_type: str,
+    inputs: Sequence[Any],
+    outputs: int = 1,
+    *,
+    attributes: dict[str, Any] | None = None,
+    domain: str = "",
+    opset: int = OPSET,
+    static: bool = True,
+    fixed: Sequence[int] = (),
+    dtype: Any = np.float64,
+) -> tuple[onnx.ModelProto, dict[str, Any]]:
+    """A model of one node and what to feed it; dimensions unknown unless `static`, inputs in `fixed` initializers."""
+    names, infos, initializers, feeds = [], [], [], {}
+    for k, given in enumerate(inputs):
+        names.append("" if given is None else f"in_{k}")
+        if given is None:
+            continue
+        array = np.asarray(given)
+        array = array.astype(dtype) if array.dtype.kind == "f" else array
+        if k in fixed:
+            initializers.append(numpy_helper.from_array(array, names[-1]))
+            continue
+        kind = helper.np_dtype_to_tensor_dtype(array.dtype)
+        infos.append(helper.make_tensor_value_info(names[-1], kind, array.shape if static else [None] * array.ndim))
+        feeds[names[-1]] = array
+    results = [f"out_{k}" for k in range(outputs)]
+    node = helper.make_node(op_type, names, results, name="node", domain=domain, **(attributes or {}))
+    empty = [helper.make_empty_tensor_value_info(r) for r in results]
+    graph = helper.make_graph([node], "graph", infos, empty, initializers)
+    imports = [helper.make_opsetid("", opset)] + ([helper.make_opsetid(domain, 1)] if domain else [])
+    model = helper.make_model(graph, opset_imports=imports, ir_version=10)
+    inferred = onnx.shape_inference.infer_shapes(model)
+    for output in inferred.graph.output:
+        assert output.type.tensor_type.elem_type, f"the type of {output.name} is not inferred"
+    return inferred, feeds
+
+
+def check_rule(
+    op_type: str,
+    *inputs: Any,
+    outputs: int = 1,
+    of: Sequence[int] | None = None,
+    wrt: Sequence[int] | None = None,
+    fixed: Sequence[int] = (),
+    domain: str = "",
+    opset: int = OPSET,
+    twice: bool = True,
+    exact: float = EXACT,
+    **attributes: Any,
+) -> None:
+    """A node's gradient is right: known and unknown shapes, once and twice, in float32 in onnxruntime too.
+
+    `inputs` are arrays (None: left out); `of` and `wrt` choose outputs and inputs by position, by default all of
+    floating point; `fixed` inputs are initializers, all others graph inputs. `twice=False` where a second derivative
+    is not defined.
+    """
+    smooth = [k for k, x in enumerate(inputs) if x is not None and np.asarray(x).dtype.kind == "f" and k not in fixed]
+    chosen = [f"in_{k}" for k in (smooth if wrt is None else wrt)]
+    for static in (True, False):
+        model, feeds = model_of_node(
+            op_type, inputs, outputs, attributes=attributes, domain=domain, opset=opset, static=static, fixed=fixed
+        )
+        kinds = [o.type.tensor_type.elem_type for o in model.graph.output]
+        results = [k for k in range(outputs) if kinds[k] == TensorProto.DOUBLE] if of is None else of
+        named = [f"out_{k}" for k in results]
+        checked = onnxgrad.check_gradient(model, feeds, chosen, named)
+        assert checked.worst < exact, f"{op_type}, {'known' if static else 'unknown'} shapes:\n{checked}"
+        check_single(op_type, inputs, outputs, attributes, domain, opset, static, fixed, chosen, named)
+        if twice:
+            once = onnxgrad.gradient(model, chosen, named)
+            seeds = feeds_for_seeds(once, model, feeds)
+            again = [o.name for o in once.graph.output[outputs:]]
+            depends = [n for n in [*chosen, *seeds] if _depends(once, n, again)]
+            checked = onnxgrad.check_gradient(once, {**feeds, **seeds}, depends, again)
+            assert checked.worst < 10 * exact, f"{op_type} twice, {'known' if static else 'unknown'} shapes:\n{checked}"
+
+
+def feeds_for_seeds(differentiated: onnx.ModelProto, model: onnx.ModelProto, feeds: dict[str, Any]) -> dict[str, Any]:
+    """Random numbers for the inputs that take an output's gradient."""
+    rng = np.random.default_rng(7)
+    results = dict(zip([o.name for o in model.graph.output], evaluate(model, feeds), strict=True))
+    there = {i.name for i in model.graph.input}
+    new = [i.name for i in differentiated.graph.input if i.name not in there]
+    return {n: rng.standard_normal(results[n.removesuffix("_grad")].shape) for n in new}
+
+
+def evaluate(model: onnx.ModelProto, feeds: dict[str, Any]) -> list[Any]:
+    """In onnxruntime, or in onnx.reference where that has no kernel for float64."""
+    return evaluator(model)(feeds)
+
+
+def check_single(
+    op_type: str, inputs: Any, outputs: int, attributes: Any, domain: str, opset: int, static: bool, fixed: Any,
+    chosen: list[str], named: list[str],
+) -> None:  # fmt: skip
+    """Checker, strict inference, and float32 in onnxruntime with and without our kernels."""
+    how = {"attributes": attributes, "domain": domain, "opset": opset, "static": static, "fixed": fixed}
+    model, feeds = model_of_node(op_type, inputs, outputs, dtype=np.float32, **how)
+    once = onnxgrad.gradient(model, chosen, named)
+    onnx.checker.check_model(once, full_check=True)
+    onnx.shape_inference.infer_shapes(once, check_type=True, strict_mode=True)
+    if not _runs(model):
+        return
+    wide, wide_feeds = model_of_node(op_type, inputs, outputs, **how)
+    forward = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    shapes = {o.name: r.shape for o, r in zip(forward.get_outputs(), forward.run(None, feeds), strict=True)}
+    rng = np.random.default_rng(3)
+    seeds = {f"{n}_grad": rng.standard_normal(shapes[n]) for n in named}
+    there = {i.name for i in once.graph.input}
+    seeds = {n: s for n, s in seeds.items() if n in there}
+    expected = evaluate(onnxgrad.gradient(wide, chosen, named), {**wide_feeds, **seeds})[outputs:]
+    for options in (_quiet(onnxruntime.SessionOptions()), _quiet(onnxgrad.register())):
+        session = onnxruntime.InferenceSession(once.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        narrow = {n: s.astype(np.float32) for n, s in seeds.items()}
+        for got, wanted in zip(session.run(None, {**feeds, **narrow})[outputs:], expected, strict=True):
+            assert got.shape == wanted.shape, f"{op_type}: shape {got.shape}, expected {wanted.shape}"
+            scale = max(1e-6, float(np.max(np.abs(wanted), initial=0)))
+            assert np.allclose(got, wanted, rtol=SINGLE, atol=SINGLE * scale), f"{op_type} in float32: {got} {wanted}"
+
+
+def _runs(model: onnx.ModelProto) -> bool:
+    """Whether onnxruntime has a kernel for the node itself, in float32."""
+    try:
+        options = _quiet(onnxruntime.SessionOptions())
+        onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except Exception:
+        return False
+    return True
+
+
+def _quiet(options: Any) -> Any:
+    options.log_severity_level = 4
+    return options
+
+
+def _depends(model: onnx.ModelProto, name: str, of: list[str]) -> bool:
+    try:
+        onnxgrad.gradient(model, [name], of)
+    except ValueError as error:
+        if "does not depend on" in str(error):
+            return False
+        raise
+    return True
