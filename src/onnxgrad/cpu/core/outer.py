@@ -15,7 +15,7 @@ DEPTH = 192  # rows of a and b at a time; fixed, since it orders the additions
 WIDTH = 768  # columns of b at a time: what is packed stays in the second-level cache
 GROUP = 4  # rows of a packed side by side, so that whole cache lines are written
 ZERO_ROW = -1  # a row of zeros, in place of a row's number
-SUMMED_COLUMNS = 64
+SUMMED_COLUMNS = 256
 
 
 @native
