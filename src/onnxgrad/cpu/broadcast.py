@@ -7,7 +7,7 @@ from onnxgrad.tensor_types import Array
 
 
 def broadcast_gradient_args(a_shape: Array, b_shape: Array, a_axes: Array, b_axes: Array) -> tuple[int, int]:
-    if not a_shape.flags.carray:  # most are: a call to find that out costs as much as the axes do
+    if not a_shape.flags.carray:  # looked up here: a call of flat takes as long as listing the axes
         a_shape = flat(a_shape)
     if not b_shape.flags.carray:
         b_shape = flat(b_shape)
