@@ -1,6 +1,8 @@
 """A node's run on the CUDA provider: the Triton kernels, on the session's own stream and memory."""
 
 import ctypes
+import threading
+import weakref
 from typing import Any
 
 import numpy as np
@@ -10,20 +12,25 @@ from onnxgrad.runtime.api import Api
 from onnxgrad.runtime.compute import NUMBER
 from onnxgrad.schema import Known
 
-CARRIERS = {1: "|u1", 2: "<i2", 4: "<i4", 8: "<i8"}  # bits travel as integers: the protocol has no name for bfloat16
+MOST_SHAPES = 256  # kept for one node
 _word = ctypes.c_int64
 
 
-class _OnDevice:
-    """Memory of the GPU, as torch takes it."""
+class _Pool:
+    """Memory for the kernels of one session.
 
-    def __init__(self, address: int, shape: tuple[int, ...], itemsize: int) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": shape,
-            "typestr": CARRIERS[itemsize],
-            "data": (address, False),
-            "version": 3,
-        }
+    torch keeps freed memory for the stream it was used on, for ever, but a session's stream ends with the session. So
+    each stream has a pool of its own, which is held by the kernels of that session. One thread at a time may use it.
+    """
+
+    def __init__(self) -> None:
+        import torch
+
+        self.memory = torch.cuda.MemPool()
+        self.lock = threading.Lock()
+
+
+_pools: "weakref.WeakValueDictionary[int, _Pool]" = weakref.WeakValueDictionary()
 
 
 @ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
@@ -38,6 +45,7 @@ def _run(kernel: kernels.Kernel, context: int) -> None:
     import torch
 
     node, api = kernel.node, kernel.api
+    device = torch.cuda.current_device()
     inputs: list[Any] = []
     for k, (declared, dtype) in enumerate(zip(node.op.inputs, node.dtypes, strict=True)):
         value = ctypes.c_void_p()
@@ -47,26 +55,21 @@ def _run(kernel: kernels.Kernel, context: int) -> None:
         elif declared.constraint.on_host:
             inputs.append(_on_host(api, value, dtype))
         else:
-            inputs.append(_tensor(api, value, dtype))
-    known = [
-        None if x is None else Known(tuple(x.shape), tuple(x.tolist()) if d.constraint.on_host else None)
-        for x, d in zip(inputs, node.op.inputs, strict=True)
-    ]
-    try:
-        shapes = node.op.output_shapes(known, node.attributes)
-    except (TypeError, ValueError) as error:
-        raise node.op.named(error) from None
+            inputs.append(_tensor(api, value, dtype, device))
     stream = ctypes.c_void_p()
     api.call("KernelContext_GetGPUComputeStream", context, ctypes.byref(stream))
     outputs: list[Any] = []
+    shapes = _output_shapes(kernel, inputs)
     for o, (shape, wanted) in enumerate(zip(shapes, node.wanted, strict=True)):
         if not wanted:
             outputs.append(None)
             continue
         dims, value = (_word * max(1, len(shape)))(*shape), ctypes.c_void_p()
         api.call("KernelContext_GetOutput", context, o, dims, len(shape), ctypes.byref(value))
-        outputs.append(_tensor(api, value, node.dtypes[node.op.dtype_sources[o]]))
-    with torch.cuda.stream(torch.cuda.ExternalStream(stream.value or 0)):
+        outputs.append(_tensor(api, value, node.dtypes[node.op.dtype_sources[o]], device))
+    pool = _pool_of(kernel, stream.value or 0)
+    on_stream = torch.cuda.stream(torch.cuda.ExternalStream(stream.value or 0))
+    with pool.lock, on_stream, torch.cuda.use_mem_pool(pool.memory):
         names = [output.name for output, wanted in zip(node.op.outputs, node.wanted, strict=True) if wanted]
         if node.op.chooses_outputs:
             node.op.into(outputs, *inputs, **node.attributes, outputs=names)
@@ -76,6 +79,35 @@ def _run(kernel: kernels.Kernel, context: int) -> None:
                 for o, s, source in zip(outputs, shapes, node.op.dtype_sources, strict=True)
             ]
             node.op.into(spare, *inputs, **node.attributes)
+
+
+def _pool_of(kernel: kernels.Kernel, stream: int) -> _Pool:
+    with kernels.lock:
+        pool = _pools.get(stream)
+        if pool is None:
+            pool = _pools[stream] = _Pool()
+        kernel.pools[stream] = pool
+    return pool
+
+
+def _output_shapes(kernel: kernels.Kernel, inputs: list[Any]) -> Any:
+    """Of inputs that look the same as before, as before."""
+    node = kernel.node
+    key = tuple(tuple(x) if isinstance(x, list) else None if x is None else tuple(x.shape) for x in inputs)
+    found = kernel.shapes.get(key)
+    if found is None:
+        known = [
+            None if x is None else Known((len(x),), tuple(x)) if isinstance(x, list) else Known(tuple(x.shape), None)
+            for x in inputs
+        ]
+        try:
+            found = node.op.output_shapes(known, node.attributes)
+        except (TypeError, ValueError) as error:
+            raise node.op.named(error) from None
+        if len(kernel.shapes) >= MOST_SHAPES:
+            kernel.shapes.clear()
+        kernel.shapes[key] = found
+    return found
 
 
 def _shape_and_address(api: Api, value: Any) -> tuple[tuple[int, ...], int]:
@@ -88,18 +120,32 @@ def _shape_and_address(api: Api, value: Any) -> tuple[tuple[int, ...], int]:
 
 
 def _on_host(api: Api, value: Any, dtype: np.dtype[Any]) -> Any:
+    """A vector as a list, which a call takes more quickly than an array; any other shape as an array, to be refused."""
     shape, address = _shape_and_address(api, value)
     size = int(np.prod(shape)) * dtype.itemsize
-    return np.frombuffer(ctypes.string_at(address, size), dtype).reshape(shape)
+    array = np.frombuffer(ctypes.string_at(address, size), dtype).reshape(shape)
+    return array.tolist() if array.ndim == 1 else array
 
 
-def _tensor(api: Api, value: Any, dtype: np.dtype[Any]) -> Any:
+def _tensor(api: Api, value: Any, dtype: np.dtype[Any], device: int) -> Any:
+    """Memory of the session's as a tensor, which does not own it."""
     import torch
 
     shape, address = _shape_and_address(api, value)
+    kind = _torch_type(dtype)
     if 0 in shape:
-        return torch.empty(shape, dtype=_torch_type(dtype), device="cuda")
-    return torch.as_tensor(_OnDevice(address, shape, dtype.itemsize), device="cuda").view(_torch_type(dtype))
+        return torch.empty(shape, dtype=kind, device="cuda")
+    size = int(np.prod(shape)) * dtype.itemsize
+    storage = torch._C._construct_storage_from_data_pointer(address, torch.device("cuda", device), size)
+    return torch.empty(0, dtype=kind, device="cuda").set_(storage, 0, shape, _strides(shape))
+
+
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= size
+    return tuple(reversed(strides))
 
 
 def _torch_type(dtype: np.dtype[Any]) -> Any:
