@@ -51,8 +51,9 @@ class GradientCheck(list[Compared]):
 
     @property
     def worst(self) -> float:
-        """The largest relative error."""
-        return max((row.error for row in self), default=0.0)
+        """The largest relative error; NaN if there is one."""
+        errors = [row.error for row in self]
+        return next((e for e in errors if math.isnan(e)), max(errors, default=0.0))
 
     def __str__(self) -> str:
         width = max([5, *(len(row.name) for row in self)])
@@ -131,7 +132,7 @@ def _compare(
         # Where terms cancel, the size of the terms is what rounding is relative to.
         size = max(abs(quotient), float(np.sqrt(np.sum((total * direction) ** 2))), 1e-12)
         error = abs(analytic - quotient) / size
-        if not error <= worst.error:
+        if math.isnan(error) or error > worst.error:
             worst = Compared(name, at.shape, analytic, quotient, error)
     return worst
 

@@ -45,6 +45,7 @@ class Differentiated(NamedTuple):
     model: ir.Model
     gradients: dict[str, str]  # outputs, by the name of what they are the gradient of
     seeds: dict[str, str]  # inputs, by the output of the model whose gradient they take; scalars have none
+    results: list[str]  # outputs that were differentiated
 
 
 def differentiate(
@@ -52,7 +53,7 @@ def differentiate(
 ) -> Differentiated:
     """What gradient() does, with names."""
     load_rules()
-    prepared = prepare(_load(model))
+    prepared = prepare(load(model))
     graph = prepared.model.graph
     results = _results(graph, of)
     nodes = list(graph)
@@ -64,10 +65,11 @@ def differentiate(
     if parameters_as_inputs:
         _make_inputs(graph, sources)
     inputs = {str(v.name): str(seed.value.name) for v, seed in seeds.items() if seed.value.producer() is None}
-    return Differentiated(finish(prepared), gradients, inputs)
+    return Differentiated(finish(prepared), gradients, inputs, [str(v.name) for v in results])
 
 
-def _load(model: Any) -> ir.Model:
+def load(model: Any) -> ir.Model:
+    """A model of any kind to differentiate, which may be changed; weights in files stay there."""
     if isinstance(model, ir.Model):
         return model.clone()
     if isinstance(model, onnx.ModelProto):

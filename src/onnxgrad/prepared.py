@@ -4,7 +4,7 @@ Weights stay where they are: what onnx itself does to a model it does to one who
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,7 @@ class Prepared:
 def prepare(model: ir.Model) -> Prepared:
     """Changes the model in place, or gives another with the same weights."""
     _drop_own_functions(model)
+    _read_small_files(model.graph)
     if model.functions:
         model = passes.InlinePass()(model).model
     passes.RemoveInitializersFromInputsPass()(model)
@@ -67,6 +68,15 @@ def _drop_own_functions(model: ir.Model) -> None:
             del model.functions[key]
 
 
+def _read_small_files(graph: ir.Graph) -> None:
+    """Small tensors come out of their files: shape inference may need them, and knows no folders."""
+    for value in graph.initializers.values():
+        tensor = value.const_value
+        if isinstance(tensor, ir.ExternalTensor) and tensor.size <= MOST_READ:
+            with suppress(FileNotFoundError):  # a ModelProto does not say in which folder its files are
+                value.const_value = ir.Tensor(tensor.numpy().copy(), dtype=tensor.dtype, name=tensor.name)
+
+
 def _converted(model: ir.Model) -> ir.Model:
     opset = model.graph.opset_imports[""]
     try:
@@ -86,7 +96,8 @@ def _inferred(model: ir.Model) -> ir.Model:
 
 
 def _without_weights(model: ir.Model, function: Any) -> ir.Model:
-    """function(proto) with all but small initializers as inputs; these come back as they were."""
+    """function(proto) with all but small initializers as inputs; these come back as they were, in the same order."""
+    order = list(model.graph.initializers)
     with _weights_aside(model) as weights:
         changed = ir.from_proto(function(ir.to_proto(model)))
     inputs = {v.name: v for v in changed.graph.inputs}
@@ -95,6 +106,9 @@ def _without_weights(model: ir.Model, function: Any) -> ir.Model:
         changed.graph.inputs.remove(value)
         value.const_value = tensor
         changed.graph.register_initializer(value)
+    for name in order:
+        if name in changed.graph.initializers:
+            changed.graph.register_initializer(changed.graph.initializers.pop(name))
     return changed  # type: ignore[no-any-return]
 
 

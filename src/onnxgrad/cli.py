@@ -1,0 +1,277 @@
+"""The command line: onnxgrad grad, check and ops."""
+
+import fnmatch
+import functools
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+import onnxgrad
+
+LARGEST_ERROR = 1e-4  # of a gradient that `check` lets pass
+MOST_ROWS = 24  # of gradients that `grad` lists
+WIDE = 240  # columns, where nobody looks and lines are better whole
+
+
+class Refused(click.ClickException):
+    """One sentence on stderr."""
+
+    exit_code = 2
+
+    def show(self, file: Any = None) -> None:
+        click.echo(f"onnxgrad: {self.message}", file=file, err=file is None)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]}, no_args_is_help=True)
+@click.version_option(onnxgrad.__version__, prog_name="onnxgrad")
+def main() -> None:
+    """Gradients of ONNX models, as ONNX models.
+
+    \b
+    onnxgrad grad model.onnx -o gradient.onnx   adds the gradient to a model
+    onnxgrad check model.onnx                   compares it with difference quotients
+    onnxgrad ops --rules                        lists the operators that have one
+    """
+
+
+def command(function: Callable[..., None]) -> click.Command:
+    """A command of `main` whose errors are sentences."""
+
+    @functools.wraps(function)
+    def run(debug: bool, **options: Any) -> None:
+        try:
+            function(**options)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except Exception as error:
+            if debug:
+                traceback.print_exc()
+            raise Refused(sentence(error)) from None
+
+    debug = click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+    return main.command()(debug(run))
+
+
+def sentence(error: Exception) -> str:
+    """An error in the words of the command line."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    text = " ".join(str(error).split())
+    if not isinstance(error, (ValueError, TypeError, NotImplementedError, OSError)):
+        text = f"{type(error).__name__}: {text} (--debug shows where)"
+    for name in ("gradient", "check_gradient"):
+        text = text.removeprefix(f"{name}: ")
+    return text.replace("`of`", "--of").replace("`wrt`", "--wrt")
+
+
+model_argument = click.argument("model", type=click.Path(path_type=Path))
+of_option = click.option(
+    "--of", multiple=True, metavar="NAME", help="Output to differentiate; by default the only one. Repeatable."
+)
+wrt_option = click.option(
+    "--wrt", multiple=True, metavar="PATTERN",
+    help="Inputs and initializers whose gradients to compute, by name or pattern ('layer1.*'); by default every "
+    "floating-point initializer. Repeatable.",
+)  # fmt: skip
+
+
+@command
+@model_argument
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="File to write.")
+@of_option
+@wrt_option
+@click.option("--parameters-as-inputs", is_flag=True, help="Make inputs of the initializers differentiated.")
+def grad(model: Path, output: Path, of: Sequence[str], wrt: Sequence[str], parameters_as_inputs: bool) -> None:
+    """Add its gradient to MODEL: an output NAME_grad for every input or parameter NAME.
+
+    A scalar output is differentiated as it is. For any other the new model has an input that takes the gradient of
+    that output. Weights in files of their own are not loaded: they stay where they are if the new model is in the same
+    folder, otherwise they are copied beside it. An existing file is replaced once the new one is complete.
+
+    \b
+    onnxgrad grad model.onnx -o training.onnx --parameters-as-inputs
+    onnxgrad grad classifier.onnx -o saliency.onnx --of logits --wrt image
+    onnxgrad grad model.onnx -o head.onnx --of loss --wrt 'classifier.*'
+    """
+    from onnxgrad.differentiate import differentiate, load
+    from onnxgrad.saving import save
+
+    before = load(model)
+    with Console(stderr=True).status("differentiating"):
+        made = differentiate(before, list(wrt) or None, list(of) or None, parameters_as_inputs=parameters_as_inputs)
+    with Console(stderr=True).status("writing"):
+        files = save(made.model, output, model)
+    outputs = {v.name: v for v in made.model.graph.outputs}
+    rows = [[name, result, described(outputs[result])] for name, result in made.gradients.items()]
+    show(["gradient of", "output", "type"], rows[:MOST_ROWS])
+    console = plain_console()
+    if len(rows) > MOST_ROWS:
+        console.print(f"… and {len(rows) - MOST_ROWS} more")
+    inputs = {v.name: v for v in made.model.graph.inputs}
+    for name, seed in made.seeds.items():
+        console.print(f"new input: {seed}, {described(inputs[seed])}, takes the gradient of {name}", markup=False)
+    was, now = (sum(1 for _ in m.graph.all_nodes()) for m in (before, made.model))
+    sizes = " + ".join(f"{path.name} {size(path)}" for path in files)
+    console.print(f"differentiated: {', '.join(made.results)}; nodes: {was} → {now}; {sizes}", markup=False)
+
+
+def set_dims(_context: Any, _parameter: Any, given: Sequence[str]) -> dict[str, int]:
+    """`--dim name=number`."""
+    dims = {}
+    for text in given:
+        name, _, number = text.rpartition("=")
+        if not name or not number.isdecimal():
+            raise click.BadParameter(f"{text!r}, expected a name and a number, as in batch=4")
+        dims[name] = int(number)
+    return dims
+
+
+@command
+@model_argument
+@click.option("--feeds", type=click.Path(path_type=Path), help="Inputs by name, a file of numpy.savez.")
+@click.option(
+    "--dim", "dims", multiple=True, metavar="NAME=SIZE", callback=set_dims,
+    help="Size of a dimension where inputs are random; by default 2. Repeatable.",
+)  # fmt: skip
+@of_option
+@wrt_option
+@click.option("--directions", default=3, show_default=True, type=click.IntRange(1), help="Random directions to try.")
+def check(
+    model: Path, feeds: Path | None, dims: dict[str, int], of: Sequence[str], wrt: Sequence[str], directions: int
+) -> None:
+    """Compare the gradient of MODEL with central differences, in float64.
+
+    Without --feeds inputs are random: normal floating-point numbers, integers 0 or 1. A right gradient is off by about
+    1e-8, unless the model has a kink right there. The exit code is 1 if one is off by more than 1e-4.
+
+    \b
+    onnxgrad check model.onnx --dim batch=4 --dim sequence=16
+    onnxgrad check model.onnx --feeds sample.npz --of loss --wrt 'encoder.*'
+    """
+    from onnxgrad.differentiate import load
+    from onnxgrad.random_feeds import random_feeds
+
+    loaded = load(model)
+    if feeds is None:
+        given = random_feeds(loaded, dims)
+    elif dims:
+        raise ValueError("--dim says how large random inputs are, and --feeds that there are none: give one of them")
+    else:
+        given = read_feeds(feeds, [str(v.name) for v in loaded.graph.inputs])
+    console = plain_console()
+    kinds = ", ".join(f"{name} {array.dtype}{list(array.shape)}" for name, array in given.items())
+    console.print(f"{'random inputs' if feeds is None else 'inputs'}: {kinds or 'none'}", markup=False)
+    with Console(stderr=True).status("comparing with difference quotients"):
+        found = onnxgrad.check_gradient(model, given, list(wrt) or None, list(of) or None, directions=directions)
+    rows = [
+        [row.name, str(list(row.shape)), f"{row.gradient:.6g}", f"{row.difference:.6g}", f"{row.error:.1e}"]
+        for row in found
+    ]
+    show(["input", "shape", "gradient", "difference", "error"], rows, numbers=3)
+    wrong = [row.name for row in found if not row.error <= LARGEST_ERROR]
+    if wrong:
+        click.echo(f"onnxgrad: off by more than {LARGEST_ERROR:g}: {', '.join(wrong)}", err=True)
+        sys.exit(1)
+
+
+def read_feeds(path: Path, names: Sequence[str]) -> dict[str, Any]:
+    """The arrays of an .npz file, which must be inputs of the model."""
+    import numpy as np
+
+    if not path.is_file():
+        raise FileNotFoundError(f"{str(path)!r} is no file, expected one of numpy.savez")
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            given = dict(arrays)
+    except Exception as error:  # of zipfile or numpy; a lone array is none of this either
+        raise ValueError(f"{str(path)!r} is no file of numpy.savez ({type(error).__name__})") from error
+    for name in given:
+        if name not in names:
+            raise ValueError(f"{str(path)!r} has an array {name!r}, the model's inputs are {', '.join(names)}")
+    return given
+
+
+@command
+@click.argument("pattern", default="*")
+@click.option("--rules", is_flag=True, help="List the operators that gradients pass through.")
+def ops(pattern: str, rules: bool) -> None:
+    """List onnxgrad's own operators, or with --rules those that gradients pass through, by name or PATTERN.
+
+    \b
+    onnxgrad ops
+    onnxgrad ops --rules 'Reduce*'
+    onnxgrad ops --rules conv
+    """
+    from onnxgrad import coverage
+
+    if rules:
+        found = [row for row in coverage.rules() if matches(row.operator, pattern)]
+        heading = ["operator", "domain", "gradient for", "none for", "not written for", "notes"]
+        rows = [
+            [r.operator, r.domain or "ai.onnx", *(", ".join(i) for i in (r.gradient, r.none, r.unwritten)), r.notes]
+            for r in found
+        ]
+    else:
+        heading = ["operator", "call", *coverage.BACKENDS.values(), "types"]
+        rows = [
+            [op.name, f"onnxgrad.{op.function_name}",
+             *("✓" if coverage.has_kernel(op, folder) else "–" for folder in coverage.BACKENDS),
+             coverage.short_types(op)]
+            for op in coverage.operators() if matches(op.name, pattern)
+        ]  # fmt: skip
+    if not rows:
+        kind = "operator with a gradient rule" if rules else "operator of onnxgrad"
+        raise ValueError(f"no {kind} matches {pattern!r}")
+    show(heading, rows)
+
+
+def matches(name: str, pattern: str) -> bool:
+    """Whatever the case; without any of *?[ a part of the name is enough."""
+    if not any(sign in pattern for sign in "*?["):
+        return pattern.lower() in name.lower()
+    return fnmatch.fnmatchcase(name.lower(), pattern.lower())
+
+
+def plain_console() -> Console:
+    """As wide as the terminal; elsewhere lines stay whole, for other programs to read."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=WIDE)
+
+
+def show(heading: Sequence[str], rows: Sequence[Sequence[str]], numbers: int = 0) -> None:
+    """Prints a table whose last `numbers` columns are numbers."""
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for k, name in enumerate(heading):
+        table.add_column(name, justify="right" if k >= len(heading) - numbers else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    plain_console().print(table)
+
+
+def described(value: Any) -> str:
+    """Type and shape of a value of a graph."""
+    kind = value.dtype.numpy().name if value.dtype is not None else "?"
+    if value.shape is None:
+        return f"{kind}[…]"
+    return f"{kind}[{', '.join('?' if not isinstance(d, int) and d.value is None else str(d) for d in value.shape)}]"
+
+
+def size(path: Path) -> str:
+    """Of a file, in a few letters; a file of weights that stays may be missing."""
+    if not path.exists():
+        return "(not there)"
+    number = float(path.stat().st_size)
+    for unit in ("B", "kB", "MB"):
+        if number < 1000:
+            return f"{number:.3g} {unit}"
+        number /= 1000
+    return f"{number:.3g} GB"

@@ -1,0 +1,41 @@
+"""save(): writes a model, which takes its name only once it is complete."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+LARGEST = 2**31 - 2**26  # bytes of weights in a file of protobuf, which ends at 2 GB, and room for the graph
+
+
+def save(model: ir.Model, path: Path, source: Path) -> list[Path]:
+    """Writes a model made from the one in `source`; returns the files that hold it, its own first.
+
+    Weights in files beside `source` stay there if `path` is in the same folder. In any other folder they are copied to
+    a file beside `path`, one tensor at a time.
+    """
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{str(path.parent)!r} is no folder to write {path.name!r} into")
+    files = list(dict.fromkeys(Path(t.path) for t in _tensors(model) if isinstance(t, ir.ExternalTensor)))
+    inside = sum(t.nbytes for t in _tensors(model) if not isinstance(t, ir.ExternalTensor))
+    stay = inside <= LARGEST and (not files or path.parent.samefile(source.parent))
+    data = None if stay else f"{path.name}.data"
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
+        ir.save(model, Path(folder) / path.name, external_data=data)
+        # The model last: whoever finds it finds its weights.
+        for name in (data, path.name):
+            if name is not None and (Path(folder) / name).exists():
+                os.replace(Path(folder) / name, path.parent / name)  # noqa: PTH105
+    if data is None:
+        return [path, *files]
+    return [path, path.parent / data] if (path.parent / data).exists() else [path]
+
+
+def _tensors(model: ir.Model) -> Iterator[Any]:
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            if value.const_value is not None:
+                yield value.const_value
