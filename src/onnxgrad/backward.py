@@ -178,6 +178,7 @@ def _rewrite_forward(builder: Builder, seeds: dict[ir.Value, Tensor], wrt: Seque
     """Replaces nodes by others that keep what their gradient needs, where a gradient passes."""
     nodes = list(builder.graph)
     live, useful = depends_on(nodes, set(wrt)), needed_for(nodes, set(seeds))
+    rewritten = False
     for node in nodes:
         rule = RULES.get((_domain(node), node.op_type))
         if rule is None or rule.rewrite is None or node not in useful or not any(v in live for v in node.outputs):
@@ -188,6 +189,12 @@ def _rewrite_forward(builder: Builder, seeds: dict[ir.Value, Tensor], wrt: Seque
             results = rule.rewrite(NodeView(builder, node, schema, rule.names, []))
         if results is not None:
             _put_in_place(builder.graph, node, last, results)
+            for old, new in zip(node.outputs, results, strict=False):
+                if old in seeds and new is not None:
+                    seeds[new.value] = seeds.pop(old)
+            rewritten = True
+    if rewritten:
+        builder.graph.sort()  # the builder may have used a node that was there already, further down
 
 
 def _put_in_place(graph: ir.Graph, node: ir.Node, last: ir.Node, results: Sequence[Tensor | None]) -> None:

@@ -10,6 +10,8 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
+from onnxgrad.checking_normalization import NORMALIZATIONS
+from onnxgrad.checking_recurrent import FAILING, RECURRENT
 from onnxgrad.differentiate import differentiate
 from onnxgrad.precision import in_float64
 from onnxgrad.schema import reference_ops
@@ -141,6 +143,8 @@ def evaluator(model: onnx.ModelProto) -> Callable[[Feeds], list[Any]]:
     """Runs a model in onnxruntime if that has kernels for all of it, else in onnx.reference."""
     names = [i.name for i in model.graph.input]
     try:
+        if any(node.op_type in FAILING for node in model.graph.node):
+            raise NotImplementedError
         import onnxruntime
 
         from onnxgrad.runtime.register import register
@@ -150,7 +154,7 @@ def evaluator(model: onnx.ModelProto) -> Callable[[Feeds], list[Any]]:
         session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
         return lambda feeds: list(session.run(None, {n: np.asarray(feeds[n]) for n in names}))
     except Exception:  # no onnxruntime, or no float64 kernel for one of the operators
-        reference = ReferenceEvaluator(model, new_ops=[*reference_ops(), Erf, Mean])
+        reference = ReferenceEvaluator(model, new_ops=[*reference_ops(), Erf, Mean, *NORMALIZATIONS, *RECURRENT])
         return lambda feeds: list(reference.run(None, {n: np.asarray(feeds[n]) for n in names}))
 
 

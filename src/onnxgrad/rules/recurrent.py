@@ -1,0 +1,81 @@
+"""Recurrent operators: each becomes one that keeps what its gradient needs, and that one's gradient is an operator too.
+
+`<Op>Training` and `<Op>Grad` of com.microsoft are in ops/; they know layout 0 only, so transposes stand around them.
+"""
+
+from collections.abc import Sequence
+
+from onnxgrad.graph.node import NodeView
+from onnxgrad.graph.tensor import Tensor
+from onnxgrad.rules import nondiff, op, todo, vjp
+from onnxgrad.rules.registry import Function
+
+MICROSOFT = "com.microsoft"
+ATTRIBUTES = ("hidden_size", "direction", "activations", "activation_alpha", "activation_beta", "clip")
+by_rewriting = todo  # a gradient passes, but nobody asks for it here: the node is rewritten before
+
+NO_GATES = "what {0} keeps for its gradient, {1}, has no gradient itself: differentiate its states"
+
+
+def _swapped(x: Tensor | None) -> Tensor | None:
+    """Rows and steps, or rows and directions, in each other's place: what layout 1 does to X and to states."""
+    return None if x is None else op.Transpose(x, perm=[1, 0, 2])
+
+
+def _training(n: NodeView, name: str, inputs: Sequence[Tensor | None], states: int, own: Sequence[str]) -> list[Tensor]:
+    """Every state [S,D,N,H] and the last ones [D,N,H] of <name>Training, laid out as the node has them.
+
+    `inputs` are those after X; the first `states` outputs of the operator are what the ONNX operator gives.
+    """
+    X = _swapped(n.X) if n.layout else n.X
+    attributes = {a: getattr(n, a) for a in (*ATTRIBUTES, *own)}
+    results = getattr(op, name)(X, *inputs, outputs=states + 1, **attributes)[:states]
+    if not n.layout:
+        return list(results)
+    return [op.Transpose(results[0], perm=[2, 0, 1, 3]), *(op.Transpose(r, perm=[1, 0, 2]) for r in results[1:])]
+
+
+def _gru_training(n: NodeView) -> list[Tensor]:
+    first = _swapped(n.initial_h) if n.layout else n.initial_h
+    inputs = n.W, n.R, n.B, n.sequence_lens, first
+    return _training(n, "GRUTraining", inputs, 2, ["linear_before_reset"])
+
+
+vjp(
+    "GRU",
+    outputs=("Y", "Y_h"),
+    rewrite=_gru_training,
+    X=by_rewriting,
+    W=by_rewriting,
+    R=by_rewriting,
+    B=by_rewriting,
+    sequence_lens=nondiff,
+    initial_h=by_rewriting,
+)
+
+
+def _of_gru(k: int) -> Function:
+    """The k-th output of GRUGrad, which one node computes for all inputs."""
+
+    def function(g: Tensor | None, n: NodeView) -> Tensor:
+        if n.grad(2) is not None:
+            raise ValueError(NO_GATES.format("GRUTraining", "ZRH"))
+        attributes = {a: getattr(n, a) for a in (*ATTRIBUTES, "linear_before_reset")}
+        given = n.X, n.W, n.R, n.B, n.SL, n.Ht0, n.HAll, n.ZRH, n.grad(0), n.grad(1)
+        found: tuple[Tensor, ...] = op.GRUGrad(*given, outputs=5, **attributes)
+        return found[k]
+
+    return function
+
+
+vjp(
+    "GRUTraining",
+    domain=MICROSOFT,
+    outputs=("HAll", "HFinal"),
+    X=_of_gru(0),
+    W=_of_gru(1),
+    R=_of_gru(2),
+    B=_of_gru(3),
+    SL=nondiff,
+    Ht0=_of_gru(4),
+)
