@@ -1,10 +1,11 @@
 """in_float64(): a model with every floating-point type in it made float64, to see a gradient without rounding."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, TypeProto, numpy_helper
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, numpy_helper
 
 NARROW = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 NAMES_A_TYPE = {"Cast": "to", "EyeLike": "dtype", "RandomNormal": "dtype", "RandomUniform": "dtype",
@@ -18,6 +19,8 @@ def in_float64(model: ModelProto) -> ModelProto:
     copy = ModelProto()
     copy.CopyFrom(model)
     _widen(copy.graph, copy)
+    for function in copy.functions:
+        _widen_nodes(function.node, copy)
     return copy
 
 
@@ -27,7 +30,11 @@ def _widen(graph: GraphProto, model: ModelProto) -> None:
         _widen_type(info.type)
     for tensor in graph.initializer:
         tensor.CopyFrom(_widened(tensor))
-    for node in graph.node:
+    _widen_nodes(graph.node, model)
+
+
+def _widen_nodes(nodes: Iterable[NodeProto], model: ModelProto) -> None:
+    for node in nodes:
         for attribute in node.attribute:
             if attribute.type == AttributeProto.TENSOR:
                 attribute.t.CopyFrom(_widened(attribute.t))
@@ -38,9 +45,11 @@ def _widen(graph: GraphProto, model: ModelProto) -> None:
         _write_out(node)
 
 
-def _write_out(node: onnx.NodeProto) -> None:
+def _write_out(node: NodeProto) -> None:
     """Constants and zeros that are float32 without saying so."""
     for attribute in node.attribute:
+        if attribute.ref_attr_name:  # a function's, whose value stands at the call
+            continue
         if node.op_type == "Constant" and attribute.name in ("value_float", "value_floats"):
             content: Any = attribute.f if attribute.name == "value_float" else list(attribute.floats)
             attribute.CopyFrom(

@@ -16,6 +16,7 @@ from onnxgrad.functions import WRITTEN_BY, add_functions
 from onnxgrad.graph.builder import MICROSOFT
 from onnxgrad.graph.tensor import MOST_READ
 from onnxgrad.op import OPERATORS
+from onnxgrad.rules.registry import RULES
 
 OLDEST_OPSET = 18  # the oldest that the functions of our operators are written for; older models are converted
 
@@ -34,7 +35,8 @@ def prepare(model: ir.Model) -> Prepared:
     _drop_own_functions(model)
     _read_small_files(model.graph)
     if model.functions:
-        model = passes.InlinePass()(model).model
+        # One with a rule of its own stays: the rule may well say something else than its body would.
+        model = passes.InlinePass(lambda f: (f.domain, f.name) not in RULES)(model).model
     passes.RemoveInitializersFromInputsPass()(model)
     if model.graph.opset_imports.get("", OLDEST_OPSET) < OLDEST_OPSET:
         model = _converted(model)
