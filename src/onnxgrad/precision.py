@@ -5,12 +5,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, numpy_helper
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, defs, numpy_helper
 
 NARROW = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 NAMES_A_TYPE = {"Cast": "to", "EyeLike": "dtype", "RandomNormal": "dtype", "RandomUniform": "dtype",
                 "RandomNormalLike": "dtype", "RandomUniformLike": "dtype", "Bernoulli": "dtype",
-                "LayerNormalization": "stash_type", "RMSNormalization": "stash_type",
                 "GroupNormalization": "stash_type"}  # fmt: skip
 
 
@@ -25,8 +24,12 @@ def in_float64(model: ModelProto) -> ModelProto:
 
 
 def _widen(graph: GraphProto, model: ModelProto) -> None:
+    # Types are inferred anew, save those of operators that only their owner knows.
+    foreign = {name for node in graph.node if not defs.has(node.op_type, node.domain) for name in node.output}
+    kept = [info for info in graph.value_info if info.name in foreign]
     del graph.value_info[:]
-    for info in (*graph.input, *graph.output):
+    graph.value_info.extend(kept)
+    for info in (*graph.input, *graph.output, *graph.value_info):
         _widen_type(info.type)
     for tensor in graph.initializer:
         tensor.CopyFrom(_widened(tensor))
@@ -40,9 +43,12 @@ def _widen_nodes(nodes: Iterable[NodeProto], model: ModelProto) -> None:
                 attribute.t.CopyFrom(_widened(attribute.t))
             elif attribute.type == AttributeProto.INT and NAMES_A_TYPE.get(node.op_type) == attribute.name:
                 attribute.i = TensorProto.DOUBLE if attribute.i in NARROW else attribute.i
-            for inner in (attribute.g, *attribute.graphs):
+            # Only one that is there: to touch an absent graph is to add it.
+            for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
                 _widen(inner, model)
         _write_out(node)
+        if node.op_type == "GroupNormalization" and any(o.domain == "" and o.version > 20 for o in model.opset_import):
+            _stash_in_float64(node)
 
 
 def _write_out(node: NodeProto) -> None:
@@ -57,6 +63,12 @@ def _write_out(node: NodeProto) -> None:
             )
     if node.op_type == "ConstantOfShape" and not node.attribute:
         node.attribute.append(onnx.helper.make_attribute("value", numpy_helper.from_array(np.zeros(1, np.float64))))
+
+
+def _stash_in_float64(node: onnx.NodeProto) -> None:
+    """float32 is what statistics are computed in by default."""
+    if not any(a.name == "stash_type" for a in node.attribute):
+        node.attribute.append(onnx.helper.make_attribute("stash_type", TensorProto.DOUBLE))
 
 
 def _widen_type(kind: TypeProto) -> None:

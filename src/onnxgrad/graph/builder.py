@@ -231,9 +231,12 @@ class Builder:
         self, op_type: str, domain: str, values: list[ir.Value | None], attributes: Any, outputs: int
     ) -> tuple[Tensor, ...] | None:
         """The result of a node whose inputs are constant, or of Shape where the shape is known."""
-        if op_type == "Shape" and values[0] is not None and not attributes:
-            shape = self.tensor(values[0]).static_shape
-            return None if shape is None else (self.constant(shape, ir.DataType.INT64),)
+        if op_type == "Shape" and values[0] is not None:
+            shape = self.tensor(values[0]).shape
+            start, end = (attributes[k].as_int() if k in attributes else None for k in ("start", "end"))
+            part = (None,) if shape is None else shape[start:end]
+            known = all(isinstance(d, int) for d in part)
+            return (self.constant(part, ir.DataType.INT64),) if known else None
         if op_type not in FOLDED or (domain and domain != MICROSOFT):
             return None
         arrays = [None if v is None else self._shape_numbers(v) for v in values]
