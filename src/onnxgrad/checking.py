@@ -75,11 +75,13 @@ def check_gradient(
     *,
     directions: int = 3,
     seed: int = 0,
+    new_ops: Sequence[type[OpRun]] = (),
 ) -> GradientCheck:
     """Compares gradient(model, wrt, of) with central differences, in float64 whatever the model's type.
 
     `feeds` are the model's inputs. Each input or parameter is moved in `directions` random directions; a right gradient
-    shows errors of about 1e-8, unless the model has a kink within 1e-5 of these numbers.
+    shows errors of about 1e-8, unless the model has a kink within 1e-5 of these numbers. `new_ops` are operators of your
+    own, as onnx.reference takes them.
     """
     proto = in_float64(_whole_proto(model))
     made = differentiate(proto, wrt, of, parameters_as_inputs=True)
@@ -92,7 +94,7 @@ def check_gradient(
         values[name] = _wide(feeds[name] if name in feeds else initial[name])
     rng = np.random.default_rng(seed)
     outputs = [o.name for o in forward.graph.output]
-    run = evaluator(forward)
+    run = evaluator(forward, new_ops)
     chosen = [of] if isinstance(of, str) else list(of) if of is not None else _smooth(forward)
     first = dict(zip(outputs, run(values), strict=True))
     weights = {n: rng.standard_normal(np.shape(first[n])) if n in made.seeds else np.ones(()) for n in chosen}
@@ -103,7 +105,7 @@ def check_gradient(
 
     backward = ir.to_proto(made.model)
     fed = {**values, **{seed_input: weights[n] for n, seed_input in made.seeds.items()}}
-    found = dict(zip([o.name for o in backward.graph.output], evaluator(backward)(fed), strict=True))
+    found = dict(zip([o.name for o in backward.graph.output], evaluator(backward, new_ops)(fed), strict=True))
     return GradientCheck(
         _compare(name, values[name], found[result], scalar, rng, directions) for name, result in made.gradients.items()
     )
@@ -139,7 +141,7 @@ def _compare(
     return worst
 
 
-def evaluator(model: onnx.ModelProto) -> Callable[[Feeds], list[Any]]:
+def evaluator(model: onnx.ModelProto, new_ops: Sequence[type[OpRun]] = ()) -> Callable[[Feeds], list[Any]]:
     """Runs a model in onnxruntime if that has kernels for all of it, else in onnx.reference."""
     names = [i.name for i in model.graph.input]
     try:
@@ -154,7 +156,7 @@ def evaluator(model: onnx.ModelProto) -> Callable[[Feeds], list[Any]]:
         session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
         return lambda feeds: list(session.run(None, {n: np.asarray(feeds[n]) for n in names}))
     except Exception:  # no onnxruntime, or no float64 kernel for one of the operators
-        reference = ReferenceEvaluator(model, new_ops=[*reference_ops(), Erf, Mean, *NORMALIZATIONS, *RECURRENT])
+        reference = ReferenceEvaluator(model, new_ops=[*new_ops, *reference_ops(), Erf, Mean, *NORMALIZATIONS, *RECURRENT])
         return lambda feeds: list(reference.run(None, {n: np.asarray(feeds[n]) for n in names}))
 
 
