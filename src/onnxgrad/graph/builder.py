@@ -110,6 +110,8 @@ class Builder:
             return b if _is_number(a, 0) else a  # type: ignore[no-any-return]
         if op_type in ("Div", "Pow") and _is_number(b, 1):
             return a  # type: ignore[no-any-return]
+        if op_type == "Pow" and isinstance(a, Tensor) and not isinstance(b, Tensor):
+            b = self.constant(b, a.dtype)  # by its schema it might be an integer
         return self.node(op_type, [a, b])[0]
 
     def constant(self, content: Any, dtype: ir.DataType) -> Tensor:
