@@ -112,9 +112,10 @@ def _to_shape(entry: Input, value: Any) -> Array:
     """A shape as int64, whatever integers it came in."""
     array: Array
     if value.__class__ is np.ndarray:  # the usual cases, quickly
-        if value.dtype is NATIVE_INT64 and value.ndim == 1 and min(value.tolist(), default=0) >= 0:
-            array = value
-            return array
+        if value.dtype is NATIVE_INT64 and value.ndim == 1:
+            array, dims = value, value.tolist()
+            if not dims or min(dims) >= 0:
+                return array
     elif value.__class__ is list or value.__class__ is tuple:
         try:
             array = np.array(value)

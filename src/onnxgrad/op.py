@@ -164,7 +164,7 @@ class Op(Generic[P, R]):
         attributes, wanted = self._settings(values) if len(values) > len(inputs) else ({}, None)
         kernel = self._kernels.get("cpu") or self.kernel("cpu")
         if self.longest is not None and out is None:
-            room = [np.empty(n, np.int64) for n in self.longest(*inputs, **attributes)]
+            room = [np.empty(n, arguments.NATIVE_INT64) for n in self.longest(*inputs, **attributes)]
             filled = kernel(*inputs, *room, **attributes)
             return tuple([array[:length] for array, length in zip(room, filled, strict=True)])
         results = self._results(out, inputs, attributes, wanted)
