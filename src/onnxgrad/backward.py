@@ -1,12 +1,13 @@
 """The engine: walks a graph backwards and writes the gradient that the rules describe."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import onnx_ir as ir
 from onnx import defs
 
-from onnxgrad.graph.builder import Builder, op, schema_of
+from onnxgrad.graph.builder import Builder, builder_at_work, op, schema_of
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.rules.registry import RULES, Function, Rule, nondiff, todo
@@ -47,7 +48,7 @@ def depends_on(nodes: Sequence[ir.Node], sources: set[ir.Value]) -> set[ir.Value
     """Every value that a gradient can flow from to one of the sources, these included."""
     reached = set(sources)
     for node in nodes:
-        if not any(v in reached for v in node.inputs if v is not None):
+        if not any(v in reached for v in values_read(node)):
             continue
         known = RULES.get((_domain(node), node.op_type))
         if known is not None and known.is_zero:
@@ -67,7 +68,7 @@ def influences(nodes: Sequence[ir.Node], results: set[ir.Value]) -> set[ir.Value
         if (_domain(node), node.op_type) in RULES:
             reached.update(v for v, f, _ in inputs_with_rules(node) if f is not nondiff and _may_have_gradient(v))
         else:  # whoever asks for a gradient through it is told that there is no rule
-            reached.update(v for v in node.inputs if v is not None and _may_have_gradient(v))
+            reached.update(v for v in values_read(node) if _may_have_gradient(v))
     return reached
 
 
@@ -77,8 +78,19 @@ def needed_for(nodes: Sequence[ir.Node], results: set[ir.Value]) -> set[ir.Node]
     for node in reversed(nodes):
         if any(v in wanted for v in node.outputs):
             found.add(node)
-            wanted.update(v for v in node.inputs if v is not None)
+            wanted.update(values_read(node))
     return found
+
+
+def values_read(node: ir.Node) -> list[ir.Value]:
+    """A node's inputs, and what its subgraphs read of the graph that it is in."""
+    read = [v for v in node.inputs if v is not None]
+    graphs = [a.value for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH]
+    graphs += [g for a in node.attributes.values() if a.type == ir.AttributeType.GRAPHS for g in a.value]
+    for graph in graphs:
+        inner = [v for n in graph.all_nodes() for v in n.inputs if v is not None]
+        read += [v for v in (*inner, *graph.outputs) if v.graph is node.graph]
+    return read
 
 
 def write_gradient(builder: Builder, seeds: dict[ir.Value, Tensor], wrt: Sequence[ir.Value]) -> dict[ir.Value, Tensor]:
@@ -104,9 +116,13 @@ def write_gradient(builder: Builder, seeds: dict[ir.Value, Tensor], wrt: Sequenc
     for value in wrt:
         with builder.at_work(f"{value.name}_grad"):
             total = _total(parts.get(value))
-        if total is not None:
-            found[value] = total
+            # Rules on the way gave nothing, which means zero.
+            found[value] = _zeros(builder.tensor(value)) if total is None else total
     return found
+
+
+def _zeros(like: Tensor) -> Tensor:
+    return op.Expand(builder_at_work().constant(0, like.dtype), op.Shape(like))
 
 
 def _parts_of(
@@ -138,8 +154,21 @@ def _parts_of(
         if part is None:
             continue
         target = builder.tensor(value)
-        found.append((value, sum_to_shape(part, target) if rule.broadcast else part))
+        part = sum_to_shape(part, target) if rule.broadcast else part
+        _share_shape(part, target)
+        found.append((value, part))
     return found
+
+
+def _share_shape(g: Tensor, x: Tensor) -> None:
+    """A gradient has the shape of what it is the gradient of, where inference did not find that out."""
+    have, want = g.shape, x.shape
+    if want is None or g.value.producer() is None or (have is not None and len(have) != len(want)):
+        return
+    if have is None:
+        g.value.shape = ir.Shape(want)
+    elif None in have:
+        g.value.shape = ir.Shape([w if h is None else h for h, w in zip(have, want, strict=True)])
 
 
 def sum_to_shape(g: Tensor, x: Tensor) -> Tensor:
@@ -199,8 +228,7 @@ def _rewrite_forward(builder: Builder, seeds: dict[ir.Value, Tensor], wrt: Seque
 
 def _put_in_place(graph: ir.Graph, node: ir.Node, last: ir.Node, results: Sequence[Tensor | None]) -> None:
     """Moves the nodes after `last` to where `node` is, and their results to where its outputs went."""
-    nodes = list(graph)
-    added = nodes[nodes.index(last) + 1 :]
+    added = [*itertools.takewhile(lambda n: n is not last, reversed(graph))][::-1]
     graph.remove(added)
     graph.insert_after(node, added)
     for old, new in zip(node.outputs, results, strict=False):
