@@ -6,57 +6,37 @@ from typing import Any
 import numpy as np
 
 from onnxgrad.activations import Chosen, choose
-from onnxgrad.arguments import length_error
 from onnxgrad.op import op
 from onnxgrad.ops_functions.gru import gru_grad_function, gru_training_function
-from onnxgrad.schema import Dim, Known, agree
+from onnxgrad.recurrent import DIRECTIONS as DIRECTIONS  # for the kernels
+from onnxgrad.recurrent import (
+    Sizes,
+    activations_of,
+    check_lengths,
+    check_shapes,
+    clamp,
+    expect,
+    lengths_of,
+    previous,
+    times,
+)
+from onnxgrad.schema import Dim, Known
 from onnxgrad.tensor_types import Array, Lengths, T, accumulator
 
-DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
-
-
-def _expect(name: str, given: Known | None, *dims: Dim) -> None:
-    if given is not None and given.dims is not None and not agree(given.dims, dims):
-        raise ValueError(f"{name} has shape {list(given.dims)}, expected {list(dims)}")
+DEFAULTS = ("Sigmoid", "Tanh")  # f, of the gates, and g, of the candidate
 
 
 def _check_shapes(
     X: Known, W: Known, R: Known, B: Known | None, SL: Known | None, Ht0: Known | None, attributes: dict[str, Any]
-) -> tuple[Dim, Dim, Dim, int, Dim]:
-    """Steps, rows, inputs, directions and hidden size, as far as they are known; raises where they do not fit."""
-    for name, given, letters in (("X", X, "[S,N,I]"), ("W", W, "[D,3H,I]"), ("R", R, "[D,3H,H]")):
-        if given.dims is not None and len(given.dims) != 3:
-            raise ValueError(f"{name} has shape {list(given.dims)}, expected three dimensions {letters}")
-    if attributes["direction"] not in DIRECTIONS:
-        raise ValueError(f"direction is {attributes['direction']!r}, expected one of {', '.join(DIRECTIONS)}")
-    if attributes["linear_before_reset"] not in (0, 1):
-        raise ValueError(f"linear_before_reset is {attributes['linear_before_reset']}, expected 0 or 1")
-    clip = attributes["clip"]
-    if clip is not None and not clip > 0:
-        raise ValueError(f"clip is {clip}, expected more than 0, or nothing for no clipping")
-    steps, rows, inputs = X.dims or (None, None, None)
-    directions, hidden_size = len(DIRECTIONS[attributes["direction"]]), attributes["hidden_size"]
-    hidden = R.dims[2] if R.dims is not None and R.dims[2] is not None else hidden_size
-    if hidden_size is not None and not agree((hidden_size,), (hidden,)):
-        raise ValueError(f"hidden_size is {hidden_size}, expected {hidden} as the last dimension of R")
-    _expect("R", R, directions, _times(3, hidden), hidden)
-    _expect("W", W, directions, _times(3, hidden), inputs)
-    _expect("B", B, directions, _times(6, hidden))
-    _expect("Ht0", Ht0, directions, rows, hidden)
-    _expect("SL", SL, rows)
-    chosen_activations(attributes)
-    return steps, rows, inputs, directions, hidden
-
-
-def _times(count: int, dim: Dim) -> Dim:
-    return count * dim if isinstance(dim, int) else None
+) -> Sizes:
+    return check_shapes(3, DEFAULTS, X, W, R, B, SL, attributes, Ht0=Ht0)
 
 
 def _training_shapes(
     X: Known, W: Known, R: Known, B: Known | None, SL: Known | None, Ht0: Known | None, **attributes: Any
 ) -> tuple[tuple[Dim, ...], ...]:
     steps, rows, _, directions, hidden = _check_shapes(X, W, R, B, SL, Ht0, attributes)
-    return (steps, directions, rows, hidden), (directions, rows, hidden), (steps, directions, rows, _times(3, hidden))
+    return (steps, directions, rows, hidden), (directions, rows, hidden), (steps, directions, rows, times(3, hidden))
 
 
 def _grad_shapes(
@@ -73,43 +53,27 @@ def _grad_shapes(
     **attributes: Any,
 ) -> tuple[tuple[Dim, ...], ...]:
     steps, rows, inputs, directions, hidden = _check_shapes(X, W, R, B, SL, Ht0, attributes)
-    gates = _times(3, hidden)
-    _expect("HAll", HAll, steps, directions, rows, hidden)
-    _expect("ZRH", ZRH, steps, directions, rows, gates)
-    _expect("dHAll", dHAll, steps, directions, rows, hidden)
-    _expect("dHFinal", dHFinal, directions, rows, hidden)
+    gates = times(3, hidden)
+    expect("HAll", HAll, steps, directions, rows, hidden)
+    expect("ZRH", ZRH, steps, directions, rows, gates)
+    expect("dHAll", dHAll, steps, directions, rows, hidden)
+    expect("dHFinal", dHFinal, directions, rows, hidden)
     return (
         (steps, rows, inputs),
         (directions, gates, inputs),
         (directions, gates, hidden),
-        (directions, _times(6, hidden)),
+        (directions, times(6, hidden)),
         (directions, rows, hidden),
     )
 
 
 def _check_lengths(X: Array, W: Array, R: Array, B: Array | None, SL: Array | None, *rest: Any, **more: Any) -> None:
-    if SL is not None and SL.size and (SL.min() < 0 or SL.max() > len(X)):
-        worst = int(np.argmax((SL < 0) | (len(X) < SL)))
-        raise length_error(worst, int(SL[worst]), len(X))
+    check_lengths(X, SL)
 
 
 def chosen_activations(attributes: dict[str, Any]) -> list[Chosen]:
     """f (for the gates) and g (for the candidate) of each direction in turn."""
-    return choose(
-        attributes["activations"],
-        attributes["activation_alpha"],
-        attributes["activation_beta"],
-        ("Sigmoid", "Tanh"),
-        len(DIRECTIONS[attributes["direction"]]),
-    )
-
-
-def _lengths(X: Array, SL: Array | None) -> Array:
-    return np.full(X.shape[1], X.shape[0]) if SL is None else SL
-
-
-def _clamp(x: Array, clip: float | None) -> Array:
-    return x if clip is None else np.clip(x, -clip, clip)
+    return activations_of(attributes, DEFAULTS)
 
 
 @op(
@@ -143,7 +107,7 @@ def gru_training(
     computed in float32.
     """
     work = accumulator(X.dtype)
-    chosen = choose(activations, activation_alpha, activation_beta, ("Sigmoid", "Tanh"), R.shape[0])
+    chosen = choose(activations, activation_alpha, activation_beta, DEFAULTS, R.shape[0])
     (S, N, _), (D, _, H) = X.shape, R.shape
     HAll, HFinal, ZRH = np.zeros((S, D, N, H), work), np.zeros((D, N, H), work), np.zeros((S, D, N, 3 * H), work)
     for d, backwards in enumerate(DIRECTIONS[direction]):
@@ -151,8 +115,8 @@ def gru_training(
         state = np.zeros((N, H), work) if Ht0 is None else Ht0[d].astype(work)
         for t in reversed(range(S)) if backwards else range(S):
             inner = _preactivations(X[t], W[d], R[d], B, d, state, f, clip, linear_before_reset)
-            z, r, h = (act(_clamp(x, clip)) for act, x in zip((f, f, g), inner, strict=True))
-            alive = (t < _lengths(X, SL))[:, None]
+            z, r, h = (act(clamp(x, clip)) for act, x in zip((f, f, g), inner, strict=True))
+            alive = (t < lengths_of(X, SL))[:, None]
             new = (1 - z) * h + z * state
             HAll[t, d] = np.where(alive, new, 0)
             ZRH[t, d] = np.where(alive, np.concatenate([z, r, h], axis=1), 0)
@@ -182,7 +146,7 @@ def _preactivations(
     yield x @ Wz.T + state @ Rz.T + Wbz + Rbz
     before_r = x @ Wr.T + state @ Rr.T + Wbr + Rbr
     yield before_r
-    r = f(_clamp(before_r, clip))
+    r = f(clamp(before_r, clip))
     if linear_before_reset:
         yield x @ Wh.T + r * (state @ Rh.T + Rbh) + Wbh
     else:
@@ -223,11 +187,11 @@ def gru_grad(
     zeros. Where `clip` cut a gate's input off, nothing flows through it. float16 and bfloat16 are computed in float32.
     """
     work = accumulator(X.dtype)
-    chosen = choose(activations, activation_alpha, activation_beta, ("Sigmoid", "Tanh"), R.shape[0])
+    chosen = choose(activations, activation_alpha, activation_beta, DEFAULTS, R.shape[0])
     (S, N, _), (D, _, H) = X.shape, R.shape
     dX, dW, dR = np.zeros(X.shape, work), np.zeros(W.shape, work), np.zeros(R.shape, work)
     dB, dH0 = np.zeros((D, 6 * H), work), np.zeros((D, N, H), work)
-    lengths = _lengths(X, SL)
+    lengths = lengths_of(X, SL)
     for d, backwards in enumerate(DIRECTIONS[direction]):
         f, g = chosen[2 * d : 2 * d + 2]
         first = np.zeros((N, H), work) if Ht0 is None else Ht0[d].astype(work)
@@ -239,7 +203,7 @@ def gru_grad(
             alive = (t < lengths)[:, None]
             x = np.where(alive, X[t].astype(work), 0)
             z, r, h = np.split(np.where(alive, ZRH[t, d].astype(work), 0), 3, axis=1)
-            state = np.where(alive, _previous(HAll, first, lengths, t, d, backwards), 0)
+            state = np.where(alive, previous(HAll, first, lengths, t, d, backwards), 0)
             through = G if dHAll is None else G + dHAll[t, d].astype(work)
             through = np.where(alive, through, 0)
             within = [np.ones_like(z)] * 3
@@ -266,12 +230,3 @@ def gru_grad(
     everything = {"dX": dX, "dW": dW, "dR": dR, "dB": dB, "dH0": dH0}
     names = everything if outputs is None else outputs
     return tuple(a.astype(X.dtype) if n in names else None for n, a in everything.items())  # type: ignore[return-value]
-
-
-def _previous(HAll: Array, first: Array, lengths: Array, t: int, d: int, backwards: bool) -> Array:
-    """The state each row had before step t."""
-    if not backwards:
-        return first if t == 0 else HAll[t - 1, d].astype(first.dtype)
-    if t + 1 == len(HAll):
-        return first
-    return np.where((t + 1 < lengths)[:, None], HAll[t + 1, d].astype(first.dtype), first)
