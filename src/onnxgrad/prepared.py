@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as ir
-from onnx import shape_inference, version_converter
+from onnx import version_converter
 from onnx_ir.passes import common as passes
 
 from onnxgrad.functions import WRITTEN_BY, add_functions
 from onnxgrad.graph.builder import MICROSOFT
+from onnxgrad.graph.inference import infer_shapes
 from onnxgrad.graph.tensor import MOST_READ
 from onnxgrad.op import OPERATORS
 from onnxgrad.rules.registry import RULES
@@ -57,6 +58,8 @@ def finish(prepared: Prepared) -> ir.Model:
         value.shape = shape
     used = {node.domain for node in model.graph.all_nodes()}
     model.graph.opset_imports.update({d: v for d, v in prepared.opsets.items() if d in used or not d})
+    # Where our kernels are registered, onnxruntime uses its own com.microsoft operators in models that import it only.
+    model.graph.opset_imports.setdefault(MICROSOFT, 1)
     model.ir_version = max(model.ir_version, 8)
     if any(node.domain == MICROSOFT and node.op_type in OPERATORS for node in model.graph.all_nodes()):
         model = _without_weights(model, add_functions)
@@ -92,7 +95,7 @@ def _converted(model: ir.Model) -> ir.Model:
 
 def _inferred(model: ir.Model) -> ir.Model:
     try:
-        return _without_weights(model, lambda proto: shape_inference.infer_shapes(proto, data_prop=True))
+        return _without_weights(model, lambda proto: infer_shapes(proto, data_prop=True))
     except Exception as error:  # of any type, from C++
         raise ValueError(f"gradient: the model's shapes contradict each other: {str(error).splitlines()[0]}") from None
 
@@ -102,25 +105,17 @@ def _without_weights(model: ir.Model, function: Any) -> ir.Model:
     order = list(model.graph.initializers)
     with _weights_aside(model) as weights:
         changed = ir.from_proto(function(ir.to_proto(model)))
-    inputs = {v.name: v for v in changed.graph.inputs}
-    for name, tensor in weights.items():
-        value = inputs[name]
-        changed.graph.inputs.remove(value)
-        value.const_value = tensor
-        changed.graph.register_initializer(value)
-    for name in order:
-        if name in changed.graph.initializers:
-            changed.graph.register_initializer(changed.graph.initializers.pop(name))
+    _put_back(changed.graph, weights, order)
     return changed  # type: ignore[no-any-return]
 
 
 @contextmanager
 def _weights_aside(model: ir.Model) -> Iterator[dict[str, Any]]:
     graph = model.graph
-    weights = {}
+    order, weights = list(graph.initializers), {}
     for name, value in list(graph.initializers.items()):
         tensor = value.const_value
-        if tensor is None or tensor.size <= MOST_READ:
+        if tensor is None or (tensor.size <= MOST_READ and not isinstance(tensor, ir.ExternalTensor)):
             continue
         weights[name] = tensor
         graph.initializers.pop(name)
@@ -130,11 +125,18 @@ def _weights_aside(model: ir.Model) -> Iterator[dict[str, Any]]:
     try:
         yield weights
     finally:
-        for name, tensor in weights.items():
-            value = next(v for v in graph.inputs if v.name == name)
-            graph.inputs.remove(value)
-            value.const_value = tensor
-            graph.register_initializer(value)
+        _put_back(graph, weights, order)
+
+
+def _put_back(graph: ir.Graph, weights: dict[str, Any], order: list[str]) -> None:
+    """Makes initializers again of the inputs that stand for weights."""
+    for value in [v for v in graph.inputs if v.name in weights]:
+        graph.inputs.remove(value)
+        value.const_value = weights[str(value.name)]
+        graph.register_initializer(value)
+    for name in order:
+        if name in graph.initializers:
+            graph.register_initializer(graph.initializers.pop(name))
 
 
 def _name_all_nodes(graph: ir.Graph) -> None:

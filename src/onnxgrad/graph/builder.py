@@ -197,6 +197,8 @@ class Builder:
             return np.array(attribute.value, kind[attribute.name]) if attribute.name in kind else None
         if value.const_value is None or value.is_graph_input() or value.const_value.size > MOST_READ:
             return None
+        if isinstance(value.const_value, ir.ExternalTensor):
+            return None  # small ones are read at the beginning, if they can be
         return value.const_value.numpy()
 
     def contents_of(self, value: ir.Value) -> tuple[Dim, ...] | None:
@@ -247,7 +249,7 @@ class Builder:
         node = ir.Node(domain, op_type, values, [*attributes.values()], num_outputs=outputs)
         for k, output in enumerate(node.outputs):
             output.name = f"result_{k}"
-        proto = ir.to_proto(node)
+        proto = ir.serde.serialize_node(node)
         for k, value in enumerate(values):
             proto.input[k] = "" if value is None else f"input_{k}"
         results = _evaluate(proto, arrays, self.opsets, outputs)
@@ -272,7 +274,8 @@ class Builder:
                 data[str(value.name)] = onnx.numpy_helper.from_array(numbers)
         imports = [helper.make_opsetid(d, v) for d, v in self.opsets.items()]
         try:
-            inferred = shape_inference.infer_node_outputs(schema, ir.to_proto(node), types, data, opset_imports=imports)
+            proto = ir.serde.serialize_node(node)
+            inferred = shape_inference.infer_node_outputs(schema, proto, types, data, opset_imports=imports)
         except Exception as error:  # of any type, from C++
             described = ", ".join(repr(self.tensor(v)) if v is not None else "none" for v in node.inputs)
             text = f"{node.op_type} cannot be added to the graph, its inputs being {described}: {error}"
