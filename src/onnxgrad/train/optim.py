@@ -1,0 +1,234 @@
+"""Optimizers: SGD, Adam, AdamW, Adagrad, RMSprop and Lamb, as PyTorch defines them where it has them.
+
+An optimizer is a small value: its numbers, and `groups`, other numbers for parameters whose names match a pattern. What
+it keeps for a model is an `OptimizerState`, which the trainer makes with `optimizer.start(buffers)`.
+"""
+
+import fnmatch
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
+
+import numpy as np
+
+from onnxgrad.tensor_types import Array
+from onnxgrad.threads import launch
+from onnxgrad.train.buffers import Buffers
+
+Groups = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """What all of them have; `groups` maps patterns of parameter names to the numbers that differ for them."""
+
+    slots: ClassVar[tuple[str, ...]] = ()  # arrays kept for every parameter
+    lr: float = 1e-3
+    weight_decay: float = 0.0
+    groups: Groups = field(default_factory=dict, kw_only=True)
+
+    def __post_init__(self) -> None:
+        settings = {f.name for f in fields(self)} - {"groups"}
+        for pattern, changed in self.groups.items():
+            for name in changed:
+                if name not in settings:
+                    expected = ", ".join(sorted(settings))
+                    raise ValueError(f"{self.name}: groups[{pattern!r}] has {name!r}, expected some of {expected}")
+        for numbers in ({}, *self.groups.values()):
+            self._check({**self.numbers, **numbers})
+
+    def _check(self, numbers: Mapping[str, Any]) -> None:
+        for name in ("lr", "weight_decay", "eps", "momentum", "alpha"):
+            if name in numbers and not (isinstance(numbers[name], (int, float)) and 0 <= numbers[name] < math.inf):
+                raise ValueError(f"{self.name}: {name} is {numbers[name]!r}, expected a number of at least 0")
+        for beta in numbers.get("betas", ()):
+            if not 0 <= beta < 1:
+                raise ValueError(
+                    f"{self.name}: betas are {numbers['betas']!r}, expected two numbers of at least 0 and under 1"
+                )
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return type(self).__name__
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """Its settings, without the groups."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "groups"}
+
+    def start(self, buffers: Buffers) -> "OptimizerState":
+        """The state before the first step."""
+        return OptimizerState(self, buffers)
+
+    def hyper(self, numbers: Mapping[str, Any], lr: float, step: int) -> tuple[float, ...]:
+        """A row of numbers for the kernel."""
+        raise NotImplementedError
+
+    def update(self, state: "OptimizerState", hyper: Array) -> None:
+        """Runs the kernel."""
+        raise NotImplementedError
+
+    def initial(self, slot: str) -> float:
+        """What a slot is filled with."""
+        return 0.0
+
+
+class OptimizerState:
+    """An optimizer at work on a model: its arrays, and how many steps it has made."""
+
+    def __init__(self, optimizer: Optimizer, buffers: Buffers) -> None:
+        self.optimizer, self.buffers, self.steps = optimizer, buffers, 0
+        self.slots = {slot: buffers.new(optimizer.initial(slot)) for slot in optimizer.slots}
+        patterns = list(optimizer.groups)
+        unused = [p for p in patterns if not any(fnmatch.fnmatchcase(part.name, p) for part in buffers.parts)]
+        if unused:
+            raise ValueError(f"{optimizer.name}: groups has {unused[0]!r}, which no parameter's name matches")
+        group_of = {}
+        for part in buffers.parts:  # the first pattern that matches; the last group is everybody else's
+            matching = (k for k, pattern in enumerate(patterns) if fnmatch.fnmatchcase(part.name, pattern))
+            group_of[part.name] = next(matching, len(patterns))
+        self.pieces = buffers.pieces(group_of)
+        self.numbers = [*({**optimizer.numbers, **changed} for changed in optimizer.groups.values()), optimizer.numbers]
+        self.spare: dict[str, Array] = {}  # working memory of a kernel
+
+    def step(self, rate: float = 1.0) -> None:
+        """One update by the gradients in the buffers; `rate` is what a schedule multiplies the learning rates with."""
+        self.steps += 1
+        rows = [self.optimizer.hyper(n, n["lr"] * rate, self.steps) for n in self.numbers]
+        self.optimizer.update(self, np.array(rows, np.float64))
+
+    def launch(self, kernel: Callable[..., Any], hyper: Array, *rest: Any) -> None:
+        """A kernel over all parameters."""
+        p, g = self.buffers.data, self.buffers.grad
+        arrays = 2 + sum(isinstance(r, np.ndarray) for r in rest)
+        launch(kernel, self.pieces, hyper, p, g, *rest, bytes_touched=arrays * p.nbytes)
+
+
+@dataclass(frozen=True)
+class SGD(Optimizer):
+    """Gradient descent, with momentum and Nesterov's form of it if asked for."""
+
+    lr: float = 1e-2
+    momentum: float = 0.0
+    dampening: float = 0.0
+    nesterov: bool = False
+    slots = ("momentum",)
+
+    def hyper(self, numbers: Mapping[str, Any], lr: float, step: int) -> tuple[float, ...]:
+        return lr, numbers["weight_decay"], numbers["momentum"], 1 - numbers["dampening"], float(numbers["nesterov"])
+
+    def update(self, state: OptimizerState, hyper: Array) -> None:
+        from onnxgrad.train.update import sgd
+
+        state.launch(sgd, hyper, state.slots["momentum"], state.steps == 1)
+
+
+@dataclass(frozen=True)
+class Adam(Optimizer):
+    """Adam; the decay of weights is part of the gradient."""
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    slots = ("m", "v")
+
+    def hyper(self, numbers: Mapping[str, Any], lr: float, step: int) -> tuple[float, ...]:
+        (beta1, beta2), eps = numbers["betas"], numbers["eps"]
+        first, second = 1 - beta1**step, 1 - beta2**step
+        return lr, beta1, beta2, eps, numbers["weight_decay"], 1.0, 0.0, lr / first, math.sqrt(second)
+
+    def update(self, state: OptimizerState, hyper: Array) -> None:
+        from onnxgrad.train.update import adam
+
+        state.launch(adam, hyper, state.slots["m"], state.slots["v"])
+
+
+@dataclass(frozen=True)
+class AdamW(Adam):
+    """Adam with the decay of weights apart.
+
+    `form`: "torch" decays first and adds eps to the corrected root; "huggingface", as transformers' AdamW did, adds eps
+    to the root as it is and decays afterwards.
+    """
+
+    weight_decay: float = 0.01
+    form: str = "torch"
+
+    def _check(self, numbers: Mapping[str, Any]) -> None:
+        super()._check(numbers)
+        if numbers["form"] not in ("torch", "huggingface"):
+            raise ValueError(f"AdamW: form is {numbers['form']!r}, expected 'torch' or 'huggingface'")
+
+    def hyper(self, numbers: Mapping[str, Any], lr: float, step: int) -> tuple[float, ...]:
+        (beta1, beta2), eps = numbers["betas"], numbers["eps"]
+        first, second = 1 - beta1**step, 1 - beta2**step
+        decay = lr * numbers["weight_decay"]
+        if numbers["form"] == "torch":
+            return lr, beta1, beta2, eps, 0.0, 1 - decay, 0.0, lr / first, math.sqrt(second)
+        return lr, beta1, beta2, eps, 0.0, 1.0, decay, lr * math.sqrt(second) / first, 1.0
+
+
+@dataclass(frozen=True)
+class Adagrad(Optimizer):
+    """Adagrad."""
+
+    lr: float = 1e-2
+    lr_decay: float = 0.0
+    initial_accumulator_value: float = 0.0
+    eps: float = 1e-10
+    slots = ("sum",)
+
+    def initial(self, slot: str) -> float:
+        return self.initial_accumulator_value
+
+    def hyper(self, numbers: Mapping[str, Any], lr: float, step: int) -> tuple[float, ...]:
+        return lr / (1 + (step - 1) * numbers["lr_decay"]), numbers["weight_decay"], numbers["eps"]
+
+    def update(self, state: OptimizerState, hyper: Array) -> None:
+        from onnxgrad.train.update import adagrad
+
+        state.launch(adagrad, hyper, state.slots["sum"])
+
+
+@dataclass(frozen=True)
+class RMSprop(Optimizer):
+    """RMSprop; `centered` divides by the spread of the gradients instead of their size."""
+
+    lr: float = 1e-2
+    alpha: float = 0.99
+    eps: float = 1e-8
+    momentum: float = 0.0
+    centered: bool = False
+    slots = ("square", "mean", "momentum")
+
+    def hyper(self, numbers: Mapping[str, Any], lr: float, step: int) -> tuple[float, ...]:
+        return lr, numbers["weight_decay"], numbers["eps"], numbers["alpha"], numbers["momentum"]
+
+    def update(self, state: OptimizerState, hyper: Array) -> None:
+        from onnxgrad.train.update import rmsprop
+
+        state.launch(rmsprop, hyper, *state.slots.values(), self.centered)
+
+
+@dataclass(frozen=True)
+class Lamb(Optimizer):
+    """Lamb: Adam's step, scaled for each parameter by its size over that of the step."""
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-6
+    weight_decay: float = 0.01
+    slots = ("m", "v")
+
+    def hyper(self, numbers: Mapping[str, Any], lr: float, step: int) -> tuple[float, ...]:
+        beta1, beta2 = numbers["betas"]
+        return lr, beta1, beta2, numbers["eps"], numbers["weight_decay"], 1 - beta1**step, 1 - beta2**step
+
+    def update(self, state: OptimizerState, hyper: Array) -> None:
+        from onnxgrad.train.update import lamb
+
+        if not state.spare:
+            count = len(state.buffers.parts)
+            shapes = {"sums": (len(state.pieces), 2), "ratios": (count,)}
+            state.spare = {"direction": state.buffers.new(), **{k: np.zeros(s) for k, s in shapes.items()}}
+        state.launch(lamb, hyper, state.slots["m"], state.slots["v"], *state.spare.values())

@@ -1,0 +1,152 @@
+"""Optimizers against PyTorch's, bit for bit the same on any number of threads; what they refuse."""
+
+import numpy as np
+import pytest
+import torch
+from tests.checks import on_threads, raises, same_bits
+
+from onnxgrad.train import optim, schedules
+from onnxgrad.train.buffers import Buffers
+
+SHAPES = {"layer.weight": (7, 5), "layer.bias": (5,), "scale": (), "large.weight": (300, 250)}
+STEPS = 20
+CHOICES = [
+    (optim.SGD(lr=0.05), torch.optim.SGD, {"lr": 0.05}),
+    (optim.SGD(lr=0.05, momentum=0.9, weight_decay=0.01), torch.optim.SGD,
+     {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01}),
+    (optim.SGD(lr=0.05, momentum=0.9, nesterov=True), torch.optim.SGD, {"lr": 0.05, "momentum": 0.9, "nesterov": True}),
+    (optim.SGD(lr=0.05, momentum=0.9, dampening=0.1), torch.optim.SGD, {"lr": 0.05, "momentum": 0.9, "dampening": 0.1}),
+    (optim.Adam(lr=0.01), torch.optim.Adam, {"lr": 0.01}),
+    (optim.Adam(lr=0.01, betas=(0.8, 0.99), eps=1e-6, weight_decay=0.1), torch.optim.Adam,
+     {"lr": 0.01, "betas": (0.8, 0.99), "eps": 1e-6, "weight_decay": 0.1}),
+    (optim.AdamW(lr=0.01, weight_decay=0.1), torch.optim.AdamW, {"lr": 0.01, "weight_decay": 0.1}),
+    (optim.Adagrad(lr=0.1, lr_decay=0.1, weight_decay=0.01, initial_accumulator_value=0.5), torch.optim.Adagrad,
+     {"lr": 0.1, "lr_decay": 0.1, "weight_decay": 0.01, "initial_accumulator_value": 0.5}),
+    (optim.RMSprop(lr=0.01), torch.optim.RMSprop, {"lr": 0.01}),
+    (optim.RMSprop(lr=0.01, alpha=0.9, momentum=0.5, centered=True, weight_decay=0.1), torch.optim.RMSprop,
+     {"lr": 0.01, "alpha": 0.9, "momentum": 0.5, "centered": True, "weight_decay": 0.1}),
+]  # fmt: skip
+
+
+def start(dtype=np.float32):
+    rng = np.random.default_rng(0)
+    return {name: np.asarray(rng.standard_normal(shape), dtype) for name, shape in SHAPES.items()}
+
+
+def gradients(step, dtype=np.float32):
+    rng = np.random.default_rng(100 + step)
+    return {name: np.asarray(rng.standard_normal(shape), dtype) for name, shape in SHAPES.items()}
+
+
+def trained(optimizer, steps=STEPS, dtype=np.float32, rate=lambda step: 1.0):
+    buffers = Buffers(start(dtype))
+    state = optimizer.start(buffers)
+    for step in range(steps):
+        for name, view in buffers.views(buffers.grad).items():
+            view[...] = gradients(step, dtype)[name]
+        state.step(rate(step))
+    return buffers.views(buffers.data)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("mine, theirs, settings", CHOICES, ids=lambda c: str(c)[:60])
+def test_as_in_pytorch(mine, theirs, settings, dtype):
+    tensors = {name: torch.tensor(a, requires_grad=True) for name, a in start(dtype).items()}
+    peer = theirs(tensors.values(), **settings)
+    for step in range(STEPS):
+        for name, tensor in tensors.items():
+            tensor.grad = torch.tensor(gradients(step, dtype)[name])
+        peer.step()
+    tolerance = 1e-5 if dtype == np.float32 else 1e-12
+    for name, result in trained(mine, dtype=dtype).items():
+        assert np.allclose(result, tensors[name].detach().numpy(), rtol=tolerance, atol=tolerance), name
+
+
+def test_adamw_of_huggingface():
+    """p -= lr·√(1-β₂ᵗ)/(1-β₁ᵗ) · m/(√v + eps), and then p -= lr·decay·p."""
+    lr, (beta1, beta2), eps, decay = 0.01, (0.9, 0.999), 1e-6, 0.1
+    expected = {name: a.astype(np.float64) for name, a in start(np.float64).items()}
+    m, v = ({name: np.zeros_like(a) for name, a in expected.items()} for _ in range(2))
+    for step in range(STEPS):
+        for name, g in gradients(step, np.float64).items():
+            m[name] = beta1 * m[name] + (1 - beta1) * g
+            v[name] = beta2 * v[name] + (1 - beta2) * g * g
+            rate = lr * np.sqrt(1 - beta2 ** (step + 1)) / (1 - beta1 ** (step + 1))
+            expected[name] = expected[name] - rate * m[name] / (np.sqrt(v[name]) + eps)
+            expected[name] = expected[name] - lr * decay * expected[name]
+    mine = trained(optim.AdamW(lr=lr, eps=eps, weight_decay=decay, form="huggingface"), dtype=np.float64)
+    assert all(np.allclose(mine[name], expected[name], rtol=1e-12) for name in expected)
+
+
+def test_lamb():
+    lr, (beta1, beta2), eps, decay = 0.01, (0.9, 0.999), 1e-6, 0.05
+    expected = {name: a.astype(np.float64) for name, a in start(np.float64).items()}
+    m, v = ({name: np.zeros_like(a) for name, a in expected.items()} for _ in range(2))
+    for step in range(STEPS):
+        for name, g in gradients(step, np.float64).items():
+            m[name] = beta1 * m[name] + (1 - beta1) * g
+            v[name] = beta2 * v[name] + (1 - beta2) * g * g
+            corrected = m[name] / (1 - beta1 ** (step + 1)), v[name] / (1 - beta2 ** (step + 1))
+            move = corrected[0] / (np.sqrt(corrected[1]) + eps) + decay * expected[name]
+            ratio = np.sqrt(np.sum(expected[name] ** 2)) / np.sqrt(np.sum(move**2))
+            expected[name] = expected[name] - lr * ratio * move
+    mine = trained(optim.Lamb(lr=lr, eps=eps, weight_decay=decay), dtype=np.float64)
+    assert all(np.allclose(mine[name], expected[name], rtol=1e-10) for name in expected)
+
+
+@pytest.mark.parametrize("optimizer", [c[0] for c in CHOICES] + [optim.Lamb()], ids=lambda o: o.name)
+def test_threads_change_no_bit(optimizer):
+    results = []
+    for count in (1, 2):
+        with on_threads(count):
+            results.append(trained(optimizer, steps=3))
+    assert all(same_bits(results[0][name], results[1][name]) for name in SHAPES)
+
+
+def test_groups_by_name():
+    mine = trained(optim.SGD(lr=0.1, groups={"*.bias": {"lr": 0.0}, "large.*": {"weight_decay": 0.5}}), steps=1)
+    first, grad = start(), gradients(0)
+    assert same_bits(mine["layer.bias"], first["layer.bias"])
+    assert np.allclose(mine["layer.weight"], first["layer.weight"] - 0.1 * grad["layer.weight"])
+    large = first["large.weight"] - 0.1 * (grad["large.weight"] + 0.5 * first["large.weight"])
+    assert np.allclose(mine["large.weight"], large, atol=1e-6)
+
+
+def test_what_is_refused():
+    with raises(ValueError, "SGD: lr is -1, expected a number of at least 0"):
+        optim.SGD(lr=-1)
+    with raises(ValueError, "Adam: betas are (0.9, 1.0), expected two numbers of at least 0 and under 1"):
+        optim.Adam(betas=(0.9, 1.0))
+    with raises(ValueError, "AdamW: form is 'x', expected 'torch' or 'huggingface'"):
+        optim.AdamW(form="x")
+    with raises(
+        ValueError, "SGD: groups['*'] has 'rate', expected some of dampening, lr, momentum, nesterov, weight_decay"
+    ):
+        optim.SGD(groups={"*": {"rate": 1}})
+    with raises(ValueError, "SGD: groups has 'nothing', which no parameter's name matches"):
+        optim.SGD(groups={"nothing": {"lr": 1}}).start(Buffers(start()))
+
+
+@pytest.mark.parametrize(
+    "mine, theirs",
+    [
+        (schedules.Step(7, 0.5), lambda o: torch.optim.lr_scheduler.StepLR(o, 7, 0.5)),
+        (schedules.Cosine(50), lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 50)),
+        (schedules.Linear(50, final=0.25), lambda o: torch.optim.lr_scheduler.LinearLR(o, 1.0, 0.25, 50)),
+        (schedules.OneCycle(50), lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 1.0, 50, cycle_momentum=False)),
+    ],
+    ids=lambda s: type(s).__name__,
+)
+def test_schedules_as_in_pytorch(mine, theirs):
+    peer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    schedule = theirs(peer)
+    for step in range(50):
+        assert mine(step) == pytest.approx(peer.param_groups[0]["lr"], rel=1e-6, abs=1e-9), step
+        peer.step()
+        schedule.step()
+
+
+def test_warm_up():
+    assert [schedules.Constant(warmup=3)(k) for k in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    cosine = schedules.Cosine(10, warmup=3)
+    assert [cosine(k) for k in (0, 2, 3, 10, 99)] == pytest.approx([0.25, 0.75, 1.0, 0.0, 0.0])
