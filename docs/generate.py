@@ -1,4 +1,4 @@
-"""Writes docs/operators.md and the table of operators in the README from the operators themselves.
+"""Writes docs/operators.md, docs/rules.md and the table of operators in the README from operators and rules themselves.
 
 `python docs/generate.py` writes; with --check it only says, by its exit code, whether anything would change.
 """
@@ -6,33 +6,11 @@
 import sys
 from pathlib import Path
 
-import onnxgrad
-from onnxgrad.op import OPERATORS, Attribute, Op
+from onnxgrad.coverage import BACKENDS, RuleRow, has_kernel, operators, rules, short_types, type_names
+from onnxgrad.op import Attribute, Op
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- operators:begin -->", "<!-- operators:end -->"
-BACKENDS = {"cpu": "CPU", "cuda": "CUDA"}
-
-
-def devices(op: Op) -> list[str]:
-    """The backends that have a kernel file for the operator."""
-    return [name for folder, name in BACKENDS.items() if has_kernel(op, folder)]
-
-
-def has_kernel(op: Op, backend: str) -> bool:
-    return (Path(onnxgrad.__file__).parent / backend / f"{op.module}.py").exists()
-
-
-def type_names(types: tuple[str, ...]) -> str:
-    return ", ".join("float32" if t == "float" else "float64" if t == "double" else t for t in types)
-
-
-def short_types(op: Op) -> str:
-    """The element types in a few words."""
-    constraint = op.outputs[0].constraint
-    if len(constraint.types) > 4:
-        return f"all {len(constraint.types)} fixed-size types: floats, integers, bool, complex"
-    return type_names(constraint.types)
 
 
 def default_text(attribute: Attribute) -> str:
@@ -45,7 +23,7 @@ def table() -> str:
         f"| operator | call | {' | '.join(BACKENDS.values())} | types |",
         "|---|---|" + "---|" * len(BACKENDS) + "---|",
     ]
-    for op in OPERATORS.values():
+    for op in operators():
         marks = " | ".join("✓" if has_kernel(op, folder) else "–" for folder in BACKENDS)
         anchor = f"docs/operators.md#{op.name.lower()}"
         lines.append(f"| [{op.name}]({anchor}) | `onnxgrad.{op.function_name}` | {marks} | {short_types(op)} |")
@@ -69,8 +47,9 @@ def page(op: Op) -> str:
     constraints = {p.constraint.name: p.constraint for p in (*op.inputs, *op.outputs)}
     lines += ["", *(f"- {c.name}: {type_names(c.types)}" for c in constraints.values())]
     folders = ["ops", *(folder for folder in BACKENDS if has_kernel(op, folder))]
+    devices = ", ".join(name for folder, name in BACKENDS.items() if has_kernel(op, folder))
     sources = ", ".join(f"`src/onnxgrad/{folder}/{op.module}.py`" for folder in folders)
-    return "\n".join([*lines, "", f"Devices: {', '.join(devices(op))}. Source: {sources}."])
+    return "\n".join([*lines, "", f"Devices: {devices}. Source: {sources}."])
 
 
 HEAD = """# Operators
@@ -81,7 +60,35 @@ Generated from src/onnxgrad/ops by `make docs`. Every operator is known to onnx'
 
 
 def operators_page() -> str:
-    return "\n\n".join([HEAD, *(page(op) for op in OPERATORS.values())]) + "\n"
+    return "\n\n".join([HEAD, *(page(op) for op in operators())]) + "\n"
+
+
+RULES_HEAD = """# Rules
+
+Generated from src/onnxgrad/rules by `make docs`. Gradients pass through the operators of the first tables to the inputs
+named. An input without one is an integer, a truth value or the like, or the operator is a step in it. At the end come
+the operators that no gradient passes through. `onnxgrad ops --rules` prints the same, and
+[the guide](guide.md#rules-of-your-own) says how to add a rule."""
+
+
+def rule_table(rows: list[RuleRow]) -> str:
+    """Operators of one domain, input by input."""
+    lines = ["| operator | gradient for | none for | not written for | |", "|---|---|---|---|---|"]
+    for row in rows:
+        cells = [row.operator, *(", ".join(names) for names in (row.gradient, row.none, row.unwritten)), row.notes]
+        lines.append(f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |")
+    return "\n".join(lines)
+
+
+def rules_page() -> str:
+    """What gradients pass through, by domain, then what ends them."""
+    known = rules()
+    through = [r for r in known if r.gradient or r.unwritten]
+    parts = [RULES_HEAD]
+    for domain in sorted({r.domain for r in through}):
+        parts += [f"## {domain or 'ONNX'}", rule_table([r for r in through if r.domain == domain])]
+    ends = [f"{r.domain}.{r.operator}".lstrip(".") for r in known if r not in through]
+    return "\n\n".join([*parts, "## No gradient", ", ".join(ends) + "."]) + "\n"
 
 
 def with_table(readme: str) -> str:
@@ -91,7 +98,11 @@ def with_table(readme: str) -> str:
 
 def main() -> int:
     readme = ROOT / "README.md"
-    wanted = {ROOT / "docs" / "operators.md": operators_page(), readme: with_table(readme.read_text())}
+    wanted = {
+        ROOT / "docs" / "operators.md": operators_page(),
+        ROOT / "docs" / "rules.md": rules_page(),
+        readme: with_table(readme.read_text()),
+    }
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
     if "--check" in sys.argv[1:]:
         for path in stale:
