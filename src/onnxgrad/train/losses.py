@@ -1,0 +1,326 @@
+"""Losses, as nodes of the graph: each takes the name of the output that predicts, and adds an input for the target.
+
+    loss = losses.CrossEntropy("logits") + 0.1 * losses.MSE("value", target="measured")
+
+A loss of your own is a formula over ONNX operators:
+
+    from onnxgrad.rules import op
+    loss = losses.Custom("y", lambda prediction, target: op.ReduceMean(op.Abs(prediction - target), keepdims=0))
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrad.graph.builder import Builder, op
+from onnxgrad.graph.tensor import Dim, Tensor
+
+REDUCTIONS = ("mean", "sum")
+Shape = tuple[Dim, ...] | None
+
+
+class Total:
+    """A sum of losses."""
+
+    def __init__(self, parts: Sequence["Loss"]) -> None:
+        self.parts = tuple(parts)
+
+    def __add__(self, other: "Total") -> "Total":
+        return Total([*self.parts, *_parts(other)])
+
+
+class Loss(Total):
+    """One loss, of one output. `share` is what it is multiplied with; `2 * loss` sets it."""
+
+    prediction: str
+    target: str
+    share: float
+
+    @property
+    def parts(self) -> tuple["Loss", ...]:  # type: ignore[override]
+        """Itself."""
+        return (self,)
+
+    def __mul__(self, factor: float) -> "Loss":
+        return replace(self, share=self.share * factor)  # type: ignore[type-var]
+
+    __rmul__ = __mul__
+
+    def target_like(self, prediction: Tensor) -> tuple[ir.DataType, Shape]:
+        """Type and shape of the target: those of the prediction, if nothing else is said."""
+        return prediction.dtype, prediction.shape
+
+    def formula(self, prediction: Tensor, target: Tensor) -> Tensor:
+        """The loss, a scalar."""
+        raise NotImplementedError
+
+
+def _parts(total: Total) -> tuple[Loss, ...]:
+    if not isinstance(total, Total):
+        raise TypeError(f"a loss is added to a {type(total).__name__}, expected another loss")
+    return total.parts
+
+
+def _reduce(values: Tensor, reduction: str) -> Tensor:
+    reduce = op.ReduceMean if reduction == "mean" else op.ReduceSum
+    return reduce(values, keepdims=0)
+
+
+def _check_reduction(name: str, reduction: str, allowed: Sequence[str] = REDUCTIONS) -> None:
+    if reduction not in allowed:
+        raise ValueError(f"{name}: reduction is {reduction!r}, expected one of {', '.join(map(repr, allowed))}")
+
+
+@dataclass(frozen=True)
+class MSE(Loss):
+    """The mean of the squared differences."""
+
+    prediction: str
+    target: str = "target"
+    share: float = 1.0
+    reduction: str = "mean"
+
+    def __post_init__(self) -> None:
+        _check_reduction("MSE", self.reduction)
+
+    def formula(self, prediction: Tensor, target: Tensor) -> Tensor:
+        difference = prediction - target
+        return _reduce(difference * difference, self.reduction)
+
+
+@dataclass(frozen=True)
+class L1(Loss):
+    """The mean of the absolute differences."""
+
+    prediction: str
+    target: str = "target"
+    share: float = 1.0
+    reduction: str = "mean"
+
+    def __post_init__(self) -> None:
+        _check_reduction("L1", self.reduction)
+
+    def formula(self, prediction: Tensor, target: Tensor) -> Tensor:
+        return _reduce(op.Abs(prediction - target), self.reduction)
+
+
+@dataclass(frozen=True)
+class Huber(Loss):
+    """Squared differences up to `delta`, and a straight line from there on."""
+
+    prediction: str
+    target: str = "target"
+    share: float = 1.0
+    delta: float = 1.0
+    reduction: str = "mean"
+
+    def __post_init__(self) -> None:
+        _check_reduction("Huber", self.reduction)
+        if not self.delta > 0:
+            raise ValueError(f"Huber: delta is {self.delta!r}, expected a number above 0")
+
+    def formula(self, prediction: Tensor, target: Tensor) -> Tensor:
+        size = op.Abs(prediction - target)
+        near = op.Min(size, self.delta)
+        return _reduce(near * (size - near * 0.5), self.reduction)
+
+
+@dataclass(frozen=True)
+class CrossEntropy(Loss):
+    """The cross entropy of scores (logits) along `axis`, as PyTorch's.
+
+    Targets are class numbers, or with `probabilities=True` a distribution over the classes. `ignore_index` is a class
+    number that does not count; `weights` are one number per class; `label_smoothing` mixes in the even distribution.
+    """
+
+    prediction: str
+    target: str = "target"
+    share: float = 1.0
+    reduction: str = "mean"
+    probabilities: bool = False
+    ignore_index: int | None = None
+    weights: Sequence[float] | None = None
+    label_smoothing: float = 0.0
+    axis: int = 1
+
+    def __post_init__(self) -> None:
+        _check_reduction("CrossEntropy", self.reduction)
+        if not 0 <= self.label_smoothing <= 1:
+            raise ValueError(f"CrossEntropy: label_smoothing is {self.label_smoothing!r}, expected 0 to 1")
+        if self.probabilities and self.ignore_index is not None:
+            raise ValueError("CrossEntropy: ignore_index is for class numbers, the targets are probabilities")
+
+    def _axis(self, prediction: Tensor) -> int:
+        if not -prediction.rank <= self.axis < prediction.rank:
+            raise ValueError(
+                f"CrossEntropy: axis is {self.axis}, but {self.prediction!r} has {prediction.rank} dimensions"
+            )
+        return self.axis % prediction.rank
+
+    def target_like(self, prediction: Tensor) -> tuple[ir.DataType, Shape]:
+        if self.probabilities:
+            return prediction.dtype, prediction.shape
+        axis, shape = self._axis(prediction), prediction.shape
+        return ir.DataType.INT64, None if shape is None else (*shape[:axis], *shape[axis + 1 :])
+
+    def formula(self, prediction: Tensor, target: Tensor) -> Tensor:
+        axis = self._axis(prediction)
+        weights = None if self.weights is None else np.asarray(self.weights, prediction.dtype.numpy())
+        if self.probabilities:
+            return self._of_probabilities(prediction, target, axis, weights)
+        if axis != 1:  # where ONNX's operator has the classes
+            order = [k for k in range(prediction.rank) if k != axis]
+            prediction = op.Transpose(prediction, perm=[*order[:1], axis, *order[1:]])
+        given = {"reduction": self.reduction, "ignore_index": self.ignore_index}
+        plain = op.SoftmaxCrossEntropyLoss(prediction, target, weights, **given)
+        if not self.label_smoothing:
+            return plain
+        return plain * (1 - self.label_smoothing) + self._smooth(prediction, target, weights)
+
+    def _smooth(self, prediction: Tensor, target: Tensor, weights: Any) -> Tensor:
+        """The part of the even distribution; ignored targets do not count, and the mean is that of the plain loss."""
+        scores = op.LogSoftmax(prediction, axis=1)
+        per_class = weights if weights is not None else np.ones(1, prediction.dtype.numpy())
+        shape = [1, len(per_class), *[1] * (prediction.rank - 2)]
+        classes = op.CastLike(op.Gather(op.Shape(prediction), 1, axis=0), prediction)
+        total = -op.ReduceSum(scores * per_class.reshape(shape), [1], keepdims=0) * (self.label_smoothing / classes)
+        ignored = -1 if self.ignore_index is None else self.ignore_index  # -1 is no class, so it ignores nothing
+        counts = op.CastLike(~target.equals(ignored), prediction)
+        total = op.ReduceSum(total * counts, keepdims=0)
+        if self.reduction == "sum":
+            return total
+        if weights is not None:
+            known = op.Where(target.equals(ignored), 0, target)
+            counts = counts * op.Gather(_constant(weights, prediction), known, axis=0)
+        return total / op.ReduceSum(counts, keepdims=0)
+
+    def _of_probabilities(self, prediction: Tensor, target: Tensor, axis: int, weights: Any) -> Tensor:
+        if self.label_smoothing:
+            classes = op.CastLike(op.Gather(op.Shape(prediction), axis, axis=0), prediction)
+            target = target * (1 - self.label_smoothing) + self.label_smoothing / classes
+        if weights is not None:
+            shape = [1] * prediction.rank
+            shape[axis] = len(weights)
+            target = target * weights.reshape(shape)
+        total = -op.ReduceSum(op.LogSoftmax(prediction, axis=axis) * target, [axis], keepdims=0)
+        return _reduce(total, self.reduction)
+
+
+def _constant(array: Any, like: Tensor) -> Tensor:
+    """An array as a constant of the type of a tensor."""
+    return like.builder.constant(array, like.dtype)
+
+
+@dataclass(frozen=True)
+class BCEWithLogits(Loss):
+    """Binary cross entropy of scores; `pos_weight` is what positive targets count."""
+
+    prediction: str
+    target: str = "target"
+    share: float = 1.0
+    reduction: str = "mean"
+    pos_weight: float | Sequence[float] | None = None
+
+    def __post_init__(self) -> None:
+        _check_reduction("BCEWithLogits", self.reduction)
+
+    def formula(self, prediction: Tensor, target: Tensor) -> Tensor:
+        negative = op.Softplus(-prediction)  # -log of the sigmoid, without overflow
+        if self.pos_weight is not None:
+            more = np.asarray(self.pos_weight, prediction.dtype.numpy()) - 1
+            negative = negative * (target * _constant(more, prediction) + 1)
+        return _reduce((1 - target) * prediction + negative, self.reduction)
+
+
+@dataclass(frozen=True)
+class KLDiv(Loss):
+    """The divergence of a distribution given as logarithms from the target, which is one of probabilities.
+
+    `log_target`: the target is logarithms, too. `reduction="batchmean"` divides the sum by the first dimension.
+    """
+
+    prediction: str
+    target: str = "target"
+    share: float = 1.0
+    reduction: str = "batchmean"
+    log_target: bool = False
+
+    def __post_init__(self) -> None:
+        _check_reduction("KLDiv", self.reduction, ("batchmean", *REDUCTIONS))
+
+    def formula(self, prediction: Tensor, target: Tensor) -> Tensor:
+        if self.log_target:
+            total = op.Exp(target) * (target - prediction)
+        else:  # 0 · log 0 is 0
+            nothing = target.equals(0)
+            total = op.Where(nothing, 0, target * (op.Log(op.Where(nothing, 1, target)) - prediction))
+        if self.reduction == "mean":
+            return _reduce(total, "mean")
+        total = op.ReduceSum(total, keepdims=0)
+        if self.reduction == "batchmean":
+            total = total / op.CastLike(op.Gather(op.Shape(prediction), 0, axis=0), prediction)
+        return total
+
+
+@dataclass(frozen=True)
+class Custom(Loss):
+    """A formula of yours: it gets prediction and target as tensors and returns a scalar.
+
+    The target has the prediction's type and shape, unless `target_type` (of NumPy) and `target_shape` say otherwise.
+    """
+
+    prediction: str
+    function: Callable[[Tensor, Tensor], Tensor]
+    target: str = "target"
+    share: float = 1.0
+    target_type: Any = None
+    target_shape: tuple[Dim, ...] | None = None
+
+    def target_like(self, prediction: Tensor) -> tuple[ir.DataType, Shape]:
+        dtype = prediction.dtype if self.target_type is None else ir.DataType.from_numpy(np.dtype(self.target_type))
+        return dtype, prediction.shape if self.target_shape is None else self.target_shape
+
+    def formula(self, prediction: Tensor, target: Tensor) -> Tensor:
+        return self.function(prediction, target)
+
+
+def append_loss(builder: Builder, loss: Total | str) -> ir.Value:
+    """Adds the loss to the graph, with an input for each target; gives its value."""
+    outputs = {str(v.name): v for v in builder.graph.outputs}
+    if isinstance(loss, str):
+        if loss not in outputs:
+            raise ValueError(f"loss is {loss!r}, expected an output of the model ({', '.join(outputs)}) or a loss")
+        if builder.tensor(outputs[loss]).shape not in ((), (1,)):
+            raise ValueError(f"the output {loss!r} has shape {list(outputs[loss].shape or '?')}, a loss is one number")
+        return outputs[loss]
+    targets: dict[str, Tensor] = {}
+    total: Tensor | None = None
+    for part in _parts(loss):
+        if part.prediction not in outputs:
+            raise ValueError(
+                f"{type(part).__name__}: {part.prediction!r} is no output of the model, expected {', '.join(outputs)}"
+            )
+        prediction = builder.tensor(outputs[part.prediction])
+        with builder.at_work(f"{part.prediction}_loss"):
+            if part.target not in targets:
+                targets[part.target] = _target_input(builder, part, prediction)
+            value = part.formula(prediction, targets[part.target]) * part.share
+            total = value if total is None else total + value
+    assert total is not None
+    if total.shape not in ((), (1,)):
+        raise ValueError(f"the loss has shape {list(total.shape or '?')}, expected a scalar: reduce it")
+    return total.value
+
+
+def _target_input(builder: Builder, part: Loss, prediction: Tensor) -> Tensor:
+    for value in (*builder.graph.inputs, *builder.graph.initializers.values()):
+        if value.name == part.target:
+            return builder.tensor(value)  # the model takes its target itself
+    dtype, shape = part.target_like(prediction)
+    value = ir.Value(name=part.target, shape=None if shape is None else ir.Shape(list(shape)))
+    value.dtype = dtype
+    builder.graph.inputs.append(value)
+    return builder.tensor(value)

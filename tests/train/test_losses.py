@@ -1,0 +1,121 @@
+"""Losses against PyTorch's, values and gradients."""
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812, its usual name
+from onnx import helper
+from tests.checks import raises
+
+import onnxgrad
+from onnxgrad.checking import evaluator
+from onnxgrad.graph.builder import Builder, op
+from onnxgrad.prepared import prepare
+from onnxgrad.train import losses
+
+RNG = np.random.default_rng(0)
+SHAPE = (4, 5, 3)
+X = RNG.standard_normal(SHAPE)
+Y = RNG.standard_normal(SHAPE)
+CLASSES = RNG.integers(0, 5, (4, 3))
+PROBABLE = np.exp(Y) / np.exp(Y).sum(1, keepdims=True)
+WEIGHTS = [0.5, 1.0, 2.0, 1.5, 0.1]
+
+
+def model_with(loss, shape=SHAPE):
+    """A model that gives its input as `y`, with the loss added."""
+    infos = [helper.make_tensor_value_info(n, onnx.TensorProto.DOUBLE, shape) for n in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "g", infos[:1], infos[1:])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    prepared = prepare(ir.from_proto(proto))
+    builder = Builder(prepared.model.graph, prepared.opsets)
+    value = losses.append_loss(builder, loss)
+    value.name = "loss"
+    prepared.model.graph.outputs.append(value)
+    return ir.to_proto(prepared.model)
+
+
+def assert_agree(loss, theirs, target, **more):
+    x = torch.tensor(X, requires_grad=True)
+    expected = theirs(x, torch.tensor(target))
+    expected.backward()
+    for shape in (SHAPE, ("N", "C", "d")):
+        model = onnxgrad.gradient(model_with(loss, shape), ["x"], "loss")
+        names = [o.name for o in model.graph.output]
+        results = dict(zip(names, evaluator(model)({"x": X, "target": target, **more}), strict=True))
+        assert np.allclose(results["loss"], expected.item(), rtol=1e-9)
+        assert np.allclose(results["x_grad"], x.grad.numpy(), rtol=1e-7, atol=1e-10)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_differences(reduction):
+    how = {"reduction": reduction}
+    assert_agree(losses.MSE("y", **how), lambda x, t: F.mse_loss(x, t, **how), Y)
+    assert_agree(losses.L1("y", **how), lambda x, t: F.l1_loss(x, t, **how), Y)
+    for delta in (0.3, 1.0):
+        assert_agree(losses.Huber("y", delta=delta, **how), lambda x, t, d=delta: F.huber_loss(x, t, delta=d, **how), Y)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["plain", "weights"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_cross_entropy(smoothing, weights, reduction):
+    how = {"label_smoothing": smoothing, "reduction": reduction}
+    weight = None if weights is None else torch.tensor(weights, dtype=torch.float64)
+    mine = losses.CrossEntropy("y", weights=weights, **how)
+    assert_agree(mine, lambda x, t: F.cross_entropy(x, t, weight, **how), CLASSES)
+    ignored = losses.CrossEntropy("y", weights=weights, ignore_index=2, **how)
+    assert_agree(ignored, lambda x, t: F.cross_entropy(x, t, weight, ignore_index=2, **how), CLASSES)
+    soft = losses.CrossEntropy("y", weights=weights, probabilities=True, **how)
+
+    def per_example(x, t):
+        """PyTorch divides by the examples, of which there are N·d here, not by all numbers."""
+        return F.cross_entropy(x, t, weight, **how)
+
+    assert_agree(soft, per_example, PROBABLE)
+    last = losses.CrossEntropy("y", axis=-1, label_smoothing=smoothing, reduction=reduction)
+    assert_agree(last, lambda x, t: F.cross_entropy(x.movedim(2, 1), t, **how), RNG.integers(0, 3, (4, 5)))
+
+
+@pytest.mark.parametrize("weight", [None, 2.5, [0.5, 1.0, 3.0]], ids=str)
+def test_binary_cross_entropy(weight):
+    target = (Y > 0).astype(np.float64)
+    theirs = None if weight is None else torch.tensor(weight, dtype=torch.float64)
+    mine = losses.BCEWithLogits("y", pos_weight=weight)
+    assert_agree(mine, lambda x, t: F.binary_cross_entropy_with_logits(x, t, pos_weight=theirs), target)
+
+
+@pytest.mark.filterwarnings("ignore:reduction. 'mean' divides:UserWarning")
+@pytest.mark.parametrize("reduction", ["batchmean", "mean", "sum"])
+def test_divergence(reduction):
+    zeros = np.where(RNG.random(SHAPE) < 0.2, 0.0, PROBABLE)
+    assert_agree(losses.KLDiv("y", reduction=reduction), lambda x, t: F.kl_div(x, t, reduction=reduction), zeros)
+    mine = losses.KLDiv("y", reduction=reduction, log_target=True)
+    assert_agree(mine, lambda x, t: F.kl_div(x, t, reduction=reduction, log_target=True), np.log(PROBABLE))
+
+
+def test_several_losses_and_one_of_your_own():
+    own = losses.Custom("y", lambda y, t: op.ReduceMean(op.Abs(y - t), keepdims=0))
+    both = 2 * losses.MSE("y") + 0.5 * own
+    assert_agree(both, lambda x, t: 2 * F.mse_loss(x, t) + 0.5 * F.l1_loss(x, t), Y)
+    apart = losses.MSE("y") + losses.MSE("y", target="other")
+    assert_agree(apart, lambda x, t: F.mse_loss(x, t) + F.mse_loss(x, torch.tensor(PROBABLE)), Y, other=PROBABLE)
+
+
+def test_what_is_refused():
+    with raises(ValueError, "MSE: 'z' is no output of the model, expected y"):
+        model_with(losses.MSE("z"))
+    with raises(ValueError, "MSE: reduction is 'all', expected one of 'mean', 'sum'"):
+        losses.MSE("y", reduction="all")
+    with raises(ValueError, "loss is 'z', expected an output of the model (y) or a loss"):
+        model_with("z")
+    with raises(ValueError, "the output 'y' has shape [4, 5, 3], a loss is one number"):
+        model_with("y")
+    with raises(ValueError, "CrossEntropy: axis is 3, but 'y' has 3 dimensions"):
+        model_with(losses.CrossEntropy("y", axis=3))
+    with raises(ValueError, "the loss has shape [4, 5, 3], expected a scalar: reduce it"):
+        model_with(losses.Custom("y", lambda y, t: y - t))
+    with raises(TypeError, "a loss is added to a int, expected another loss"):
+        losses.MSE("y") + 1
