@@ -219,6 +219,7 @@ def test_refusals_are_one_sentence(path, tmp_path):
         ("grad", path, "-o", out, "--of", "z"): "--of names 'z', expected an output of the model: 'loss', 'y'",
         ("grad", path, "-o", out, "--of", "y", "--wrt", "z"): "--wrt names 'z', which is no input or initializer",
         ("grad", path, "-o", tmp_path / "none" / "out.onnx", "--of", "y"): "is no folder to write 'out.onnx' into",
+        ("grad", path, "-o", tmp_path, "--of", "y"): "is a folder, expected the name of a file to write",
         ("ops", "--rules", "Nothing"): "no operator with a gradient rule matches 'Nothing'",
         ("ops", "Nothing"): "no operator of onnxgrad matches 'Nothing'",
     }.items():

@@ -101,8 +101,9 @@ def grad(model: Path, output: Path, of: Sequence[str], wrt: Sequence[str], param
     onnxgrad grad model.onnx -o head.onnx --of loss --wrt 'classifier.*'
     """
     from onnxgrad.differentiate import differentiate, load
-    from onnxgrad.saving import save
+    from onnxgrad.saving import expect_place, save
 
+    expect_place(output)
     before = load(model)
     with Console(stderr=True).status("differentiating"):
         made = differentiate(before, list(wrt) or None, list(of) or None, parameters_as_inputs=parameters_as_inputs)

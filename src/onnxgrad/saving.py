@@ -17,8 +17,7 @@ def save(model: ir.Model, path: Path, source: Path) -> list[Path]:
     Weights in files beside `source` stay there if `path` is in the same folder. In any other folder they are copied to
     a file beside `path`, one tensor at a time.
     """
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"{str(path.parent)!r} is no folder to write {path.name!r} into")
+    expect_place(path)
     files = list(dict.fromkeys(Path(t.path) for t in _tensors(model) if isinstance(t, ir.ExternalTensor)))
     inside = sum(t.nbytes for t in _tensors(model) if not isinstance(t, ir.ExternalTensor))
     stay = inside <= LARGEST and (not files or path.parent.samefile(source.parent))
@@ -32,6 +31,14 @@ def save(model: ir.Model, path: Path, source: Path) -> list[Path]:
     if data is None:
         return [path, *files]
     return [path, path.parent / data] if (path.parent / data).exists() else [path]
+
+
+def expect_place(path: Path) -> None:
+    """Raises one sentence if no file can be at the path."""
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{str(path.parent)!r} is no folder to write {path.name!r} into")
+    if path.is_dir():
+        raise IsADirectoryError(f"{str(path)!r} is a folder, expected the name of a file to write")
 
 
 def _tensors(model: ir.Model) -> Iterator[Any]:
