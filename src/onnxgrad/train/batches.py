@@ -1,0 +1,125 @@
+"""Batches: what goes into one step, checked against the inputs of the session; and arrays cut into shuffled batches."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnxgrad.tensor_types import Array
+
+Batch = Mapping[str, Any]
+NUMPY_TYPES = {
+    "tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(float16)": np.float16, "tensor(int64)": np.int64,
+    "tensor(int32)": np.int32, "tensor(int16)": np.int16, "tensor(int8)": np.int8, "tensor(uint8)": np.uint8,
+    "tensor(uint16)": np.uint16, "tensor(uint32)": np.uint32, "tensor(uint64)": np.uint64, "tensor(bool)": np.bool_,
+}  # fmt: skip
+
+
+class BatchChecker:
+    """Turns a batch into the arrays that a session takes, or says in one sentence what is wrong with it."""
+
+    def __init__(self, inputs: Sequence[Any]) -> None:
+        """`inputs` are the session's own descriptions of its inputs."""
+        self._expected = {i.name: (np.dtype(NUMPY_TYPES[i.type]), list(i.shape)) for i in inputs}
+
+    def __call__(self, batch: Batch) -> dict[str, Array]:
+        if not isinstance(batch, Mapping):
+            raise TypeError(f"a batch is a {type(batch).__name__}, expected a dict of arrays by input name")
+        missing = [n for n in self._expected if n not in batch]
+        extra = [n for n in batch if n not in self._expected]
+        if missing or extra:
+            what = f"lacks {missing[0]!r}" if missing else f"has {extra[0]!r}"
+            raise ValueError(f"the batch {what}, expected {', '.join(self._expected)}")
+        named: dict[str, tuple[int, str]] = {}
+        return {name: self._checked(name, batch[name], named) for name in self._expected}
+
+    def _checked(self, name: str, given: Any, named: dict[str, tuple[int, str]]) -> Array:
+        dtype, shape = self._expected[name]
+        array = np.asarray(given)
+        if array.dtype != dtype and not np.can_cast(array.dtype, dtype, "same_kind"):
+            raise TypeError(f"the batch's {name} holds {array.dtype}, expected {dtype}")
+        if array.ndim != len(shape):
+            raise ValueError(f"the batch's {name} has shape {list(array.shape)}, expected {len(shape)} dimensions")
+        for have, want in zip(array.shape, shape, strict=True):
+            known = want if isinstance(want, int) else None
+            if isinstance(want, str):
+                known, source = named.setdefault(want, (have, name))
+                if known != have:
+                    raise ValueError(
+                        f"the batch's {name} has shape {list(array.shape)}, but {want} is {known} in {source}"
+                    )
+            if known is not None and have != known:
+                expected = [d if d is not None else "any" for d in shape]
+                raise ValueError(f"the batch's {name} has shape {list(array.shape)}, expected {expected}")
+        return np.ascontiguousarray(array, dtype).reshape(array.shape)
+
+
+class Batches:
+    """Arrays of examples, cut into batches of `size`, in a new random order each time they are gone through.
+
+    `data` is a dict of arrays with the examples along the first axis, the path of an .npz or .parquet file, or a
+    Hugging Face `datasets.Dataset`. The order depends on `seed` and on how often it was gone through, nothing else.
+    """
+
+    def __init__(self, data: Any, size: int, *, shuffle: bool = True, seed: int = 0, drop_last: bool = False) -> None:
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise ValueError(f"Batches: size is {size!r}, expected a number of examples")
+        self.arrays, self.size, self.shuffle, self.seed, self.drop_last = _arrays(data), size, shuffle, seed, drop_last
+        lengths = {name: len(a) for name, a in self.arrays.items()}
+        if len(set(lengths.values())) != 1:
+            told = ", ".join(f"{name}: {n}" for name, n in lengths.items())
+            raise ValueError(f"Batches: the arrays have different numbers of examples ({told})")
+        self.examples = next(iter(lengths.values()))
+        self.epoch = 0  # how often it was gone through
+
+    def __len__(self) -> int:
+        whole, rest = divmod(self.examples, self.size)
+        return whole + (rest > 0 and not self.drop_last)
+
+    def __iter__(self) -> Iterator[dict[str, Array]]:
+        order = np.arange(self.examples)
+        if self.shuffle:
+            order = np.random.default_rng([self.seed, self.epoch]).permutation(self.examples)
+        self.epoch += 1
+        for k in range(len(self)):
+            chosen = order[k * self.size : (k + 1) * self.size]
+            yield {name: a[chosen] for name, a in self.arrays.items()}
+
+
+def _arrays(data: Any) -> dict[str, Array]:
+    if isinstance(data, (str, Path)):
+        return _read(Path(data))
+    if isinstance(data, Mapping):
+        if not data:
+            raise ValueError("Batches: data is empty, expected arrays by input name")
+        return {str(name): np.asarray(a) for name, a in data.items()}
+    if hasattr(data, "with_format") and hasattr(data, "column_names"):  # a Hugging Face dataset
+        whole = data.with_format("numpy")[:]
+        return {name: np.asarray(whole[name]) for name in data.column_names}
+    raise TypeError(
+        f"Batches: data is a {type(data).__name__}, expected a dict of arrays, a path or a datasets.Dataset"
+    )
+
+
+def _read(path: Path) -> dict[str, Array]:
+    if not path.is_file():
+        raise FileNotFoundError(f"Batches: {str(path)!r} is no file, expected an .npz or .parquet file")
+    if path.suffix == ".npz":
+        with np.load(path, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    if path.suffix == ".parquet":
+        try:
+            from pyarrow import parquet
+        except ImportError:
+            raise ImportError("Batches: reading .parquet needs pyarrow: pip install pyarrow") from None
+        table = parquet.read_table(path)
+        return {name: _column(table.column(name).to_pylist()) for name in table.column_names}
+    raise ValueError(f"Batches: {str(path)!r} ends in {path.suffix!r}, expected .npz or .parquet")
+
+
+def _column(values: list[Any]) -> Array:
+    array = np.asarray(values)
+    if array.dtype == object:
+        raise ValueError("Batches: a column holds lists of different lengths, expected the same for every example")
+    return array

@@ -1,0 +1,180 @@
+"""The trainer against PyTorch's loop: same start, same batches, same losses."""
+
+import itertools
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import helper, numpy_helper
+from tests.checks import raises, same_bits
+
+from onnxgrad.train import losses, optim, schedules
+from onnxgrad.train.batches import Batches
+from onnxgrad.train.trainer import Trainer, TrainingStoppedError
+
+SIZES = (6, 16, 3)
+STEPS = 60
+
+
+def weights():
+    rng = np.random.default_rng(0)
+    found = {}
+    for k, (a, b) in enumerate(itertools.pairwise(SIZES)):
+        found[f"fc{k}.weight"] = (rng.standard_normal((b, a)) / np.sqrt(a)).astype(np.float32)
+        found[f"fc{k}.bias"] = (rng.standard_normal(b) * 0.1).astype(np.float32)
+    return found
+
+
+def mlp(dropout=None):
+    """Two layers; with Dropout between them if a ratio is given."""
+    nodes = [helper.make_node("Gemm", ["x", "fc0.weight", "fc0.bias"], ["h"], name="/fc0", transB=1)]
+    nodes.append(helper.make_node("Tanh", ["h"], ["a"], name="/tanh"))
+    initializers = [numpy_helper.from_array(a, name) for name, a in weights().items()]
+    last = "a"
+    if dropout is not None:
+        initializers.append(numpy_helper.from_array(np.float32(dropout), "ratio"))
+        nodes.append(helper.make_node("Dropout", ["a", "ratio"], ["d"], name="/dropout", seed=1))
+        last = "d"
+    nodes.append(helper.make_node("Gemm", [last, "fc1.weight", "fc1.bias"], ["logits"], name="/fc1", transB=1))
+    inputs = [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["N", SIZES[0]])]
+    outputs = [helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, ["N", SIZES[-1]])]
+    graph = helper.make_graph(nodes, "mlp", inputs, outputs, initializers)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9, producer_name="me")
+    helper.set_model_props(model, {"author": "me"})
+    return model
+
+
+def batch(k, size=8):
+    rng = np.random.default_rng(50 + k)
+    x = rng.standard_normal((size, SIZES[0])).astype(np.float32)
+    return {"x": x, "target": (x[:, 0] > 0).astype(np.int64) + (x[:, 1] > 0.5)}
+
+
+def torch_losses(make, steps=STEPS, clip=None, schedule=None):
+    net = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3))
+    with torch.no_grad():
+        for tensor, array in zip(net.parameters(), weights().values(), strict=True):
+            tensor.copy_(torch.tensor(array))
+    optimizer = make(net.parameters())
+    schedule = schedule and schedule(optimizer)
+    found = []
+    for k in range(steps):
+        optimizer.zero_grad()
+        given = batch(k)
+        loss = torch.nn.functional.cross_entropy(net(torch.tensor(given["x"])), torch.tensor(given["target"]))
+        loss.backward()
+        if clip:
+            torch.nn.utils.clip_grad_norm_(net.parameters(), clip)
+        optimizer.step()
+        if schedule:
+            schedule.step()
+        found.append(loss.item())
+    return found
+
+
+def my_losses(optimizer, **how):
+    trainer = Trainer(mlp(), losses.CrossEntropy("logits"), optimizer, **how)
+    return [trainer.step(batch(k)) for k in range(STEPS)]
+
+
+@pytest.mark.parametrize(
+    "mine, theirs",
+    [
+        (optim.SGD(lr=0.1, momentum=0.9), lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)),
+        (optim.Adam(lr=0.01), lambda p: torch.optim.Adam(p, lr=0.01)),
+        (optim.AdamW(lr=0.01), lambda p: torch.optim.AdamW(p, lr=0.01)),
+        (optim.Adagrad(lr=0.05), lambda p: torch.optim.Adagrad(p, lr=0.05)),
+        (optim.RMSprop(lr=0.005), lambda p: torch.optim.RMSprop(p, lr=0.005)),
+    ],
+    ids=lambda o: getattr(o, "name", ""),
+)
+def test_losses_as_in_pytorch(mine, theirs):
+    expected = torch_losses(theirs)
+    assert np.allclose(my_losses(mine), expected, rtol=1e-3)
+    assert expected[-1] < expected[0]
+
+
+def test_clipping_and_schedules_as_in_pytorch():
+    plain = lambda p: torch.optim.SGD(p, lr=0.5)  # noqa: E731
+    expected = torch_losses(plain, clip=0.3)
+    assert np.allclose(my_losses(optim.SGD(lr=0.5), clip_norm=0.3), expected, rtol=1e-3)
+    expected = torch_losses(plain, schedule=lambda o: torch.optim.lr_scheduler.StepLR(o, 10, 0.5))
+    assert np.allclose(my_losses(optim.SGD(lr=0.5), schedule=schedules.Step(10, 0.5)), expected, rtol=1e-3)
+
+
+def test_the_same_bits_on_repeat():
+    first, second = my_losses(optim.Adam(lr=0.01)), my_losses(optim.Adam(lr=0.01))
+    assert first == second
+
+
+def test_micro_batches_make_one_update():
+    whole = Trainer(mlp(), losses.CrossEntropy("logits"), optim.SGD(lr=0.1))
+    parts = Trainer(mlp(), losses.CrossEntropy("logits"), optim.SGD(lr=0.1), accumulate=2)
+    for k in range(5):
+        given = batch(k)
+        whole.step(given)
+        for half in (slice(0, 4), slice(4, 8)):
+            parts.step({name: a[half] for name, a in given.items()})
+        assert parts.steps == whole.steps == k + 1
+    for name, array in whole.parameters.items():
+        assert np.allclose(array, parts.parameters[name], rtol=1e-5, atol=1e-7)
+
+
+def test_frozen_parameters_stay():
+    trainer = Trainer(mlp(), losses.CrossEntropy("logits"), optim.SGD(lr=0.1), trainable="fc1.*")
+    trainer.step(batch(0))
+    assert list(trainer.parameters) == ["fc1.weight", "fc1.bias"]
+    assert not same_bits(trainer.parameters["fc1.bias"], weights()["fc1.bias"])
+
+
+def test_fit_evaluate_export(tmp_path):
+    trainer = Trainer(mlp(dropout=0.2), losses.CrossEntropy("logits"), optim.Adam(lr=0.02))
+    data = batch(0, 300)
+
+    def accuracy(outputs, given):
+        return np.mean(outputs["logits"].argmax(1) == given["target"])
+
+    held_out = Batches(batch(1, 100), 32, shuffle=False)
+    before = trainer.evaluate(held_out, {"accuracy": accuracy})
+    records = trainer.fit(Batches(data, 32), epochs=8, validation=held_out, metrics={"accuracy": accuracy}, quiet=True)
+    assert [r.epoch for r in records] == list(range(1, 9)) and records[-1].steps == 80
+    assert records[-1].validation["accuracy"] > before["accuracy"] and records[-1].loss < records[0].loss
+    trainer.export(tmp_path / "trained.onnx")
+    exported = onnx.load(tmp_path / "trained.onnx")
+    onnx.checker.check_model(exported, full_check=True)
+    assert [n.op_type for n in exported.graph.node] == ["Gemm", "Tanh", "Gemm"]
+    assert exported.producer_name == "me" and exported.metadata_props[0].value == "me"
+    session = onnxruntime.InferenceSession(tmp_path / "trained.onnx", providers=["CPUExecutionProvider"])
+    x = batch(1, 100)
+    mine = accuracy({"logits": session.run(["logits"], {"x": x["x"]})[0]}, x)
+    assert mine == pytest.approx(records[-1].validation["accuracy"])
+
+
+def test_bad_batches_and_settings():
+    trainer = Trainer(mlp(), losses.CrossEntropy("logits"), optim.SGD())
+    good = batch(0)
+    with raises(ValueError, "the batch lacks 'target', expected x, target"):
+        trainer.step({"x": good["x"]})
+    with raises(ValueError, "the batch has 'y', expected x, target"):
+        trainer.step({**good, "y": 1})
+    with raises(ValueError, "the batch's x has shape [8, 5], expected ['N', 6]"):
+        trainer.step({**good, "x": good["x"][:, :5]})
+    with raises(ValueError, "the batch's target has shape [4], but N is 8 in x"):
+        trainer.step({**good, "target": good["target"][:4]})
+    with raises(TypeError, "the batch's target holds float32, expected int64"):
+        trainer.step({**good, "target": good["target"].astype(np.float32)})
+    with raises(TypeError, "Trainer: optimizer is a str, expected one of onnxgrad.optim"):
+        Trainer(mlp(), losses.CrossEntropy("logits"), "adam")
+
+
+def test_a_loss_that_is_no_number_stops():
+    trainer = Trainer(mlp(), losses.CrossEntropy("logits"), optim.SGD())
+    trainer.step(batch(0))
+    before = {name: a.copy() for name, a in trainer.parameters.items()}
+    bad = batch(1)
+    bad["x"][0, 0] = np.nan
+    with pytest.raises(TrainingStoppedError, match=r"step 2: the loss is nan, and so is the gradient of 'fc0.weight'"):
+        trainer.step(bad)
+    assert all(same_bits(before[name], a) for name, a in trainer.parameters.items())
