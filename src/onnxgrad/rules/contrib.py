@@ -1,0 +1,54 @@
+"""Forward operators of com.microsoft that onnxruntime's optimizer and exporters write (onnxgrad/contrib.py)."""
+
+from onnxgrad.backward import sum_to_shape
+from onnxgrad.contrib import DOMAIN, matrix_axes
+from onnxgrad.graph.node import NodeView
+from onnxgrad.graph.tensor import Tensor
+from onnxgrad.rules import op, vjp
+from onnxgrad.rules.activation import gelu_slope, swish_slope, tanh_gelu_slope
+from onnxgrad.rules.matrix import product_left, product_right
+
+
+def _bias_gelu(g: Tensor, n: NodeView) -> Tensor:
+    return g * gelu_slope(n.A + n.B)
+
+
+def _fast_gelu(g: Tensor, n: NodeView) -> Tensor:
+    return g * tanh_gelu_slope(n.X if n.bias is None else n.X + n.bias)
+
+
+vjp("Gelu", domain=DOMAIN, X=lambda g, n: g * gelu_slope(n.X))
+vjp("BiasGelu", domain=DOMAIN, A=_bias_gelu, B=lambda g, n: sum_to_shape(_bias_gelu(g, n), n.B))
+vjp("FastGelu", domain=DOMAIN, X=_fast_gelu, bias=lambda g, n: sum_to_shape(_fast_gelu(g, n), n.bias))
+vjp("QuickGelu", domain=DOMAIN, X=lambda g, n: g * swish_slope(n.X, n.Y, n.alpha))
+
+
+def _axes(n: NodeView) -> tuple[list[int], list[int]]:
+    return (
+        matrix_axes(n.A.rank, bool(n.transA), bool(n.transBatchA)),
+        matrix_axes(n.B.rank, bool(n.transB), bool(n.transBatchB)),
+    )
+
+
+def _fused_left(g: Tensor, n: NodeView) -> Tensor:
+    a_axes, b_axes = _axes(n)
+    A, B = reordered(n.A, a_axes), reordered(n.B, b_axes)
+    return reordered(sum_to_shape(product_left(g * n.alpha, A, B), A), _inverse(a_axes))
+
+
+def _fused_right(g: Tensor, n: NodeView) -> Tensor:
+    a_axes, b_axes = _axes(n)
+    A, B = reordered(n.A, a_axes), reordered(n.B, b_axes)
+    return reordered(sum_to_shape(product_right(g * n.alpha, A, B), B), _inverse(b_axes))
+
+
+def reordered(x: Tensor, axes: list[int]) -> Tensor:
+    """Transposed, unless nothing moves."""
+    return x if axes == sorted(axes) else op.Transpose(x, perm=axes)
+
+
+def _inverse(axes: list[int]) -> list[int]:
+    return [axes.index(k) for k in range(len(axes))]
+
+
+vjp("FusedMatMul", domain=DOMAIN, A=_fused_left, B=_fused_right)

@@ -1,0 +1,83 @@
+"""Products of matrices."""
+
+from onnxgrad.backward import sum_to_shape
+from onnxgrad.graph.node import NodeView
+from onnxgrad.graph.tensor import Tensor
+from onnxgrad.rules import op, todo, vjp
+
+
+def transposed(x: Tensor) -> Tensor:
+    """With its last two axes swapped."""
+    rank = x.rank
+    return op.Transpose(x, perm=[*range(rank - 2), rank - 1, rank - 2])
+
+
+def product_left(g: Tensor, A: Tensor, B: Tensor) -> Tensor:
+    """The gradient of A in A @ B, before the sum over axes along which A was broadcast."""
+    if B.rank == 1:
+        return op.Unsqueeze(g, [-1]) * B
+    if A.rank == 1:
+        return op.Squeeze(B @ op.Unsqueeze(g, [-1]), [-1]) if B.rank > 2 else B @ g
+    if A.rank == 2 and B.rank == 2:
+        return op.Gemm(g, B, transB=1)
+    return g @ transposed(B)
+
+
+def product_right(g: Tensor, A: Tensor, B: Tensor) -> Tensor:
+    """The gradient of B in A @ B, before the sum over axes along which B was broadcast."""
+    if A.rank == 1:
+        return op.Unsqueeze(A, [-1]) * op.Unsqueeze(g, [-2]) if B.rank > 1 else A * g
+    if B.rank == 1:
+        return op.Squeeze(op.Gemm(_as_matrix(A), op.Reshape(g, [-1, 1]), transA=1), [1])
+    if B.rank == 2:  # one product over all rows, instead of a matrix for each batch and their sum
+        return op.Gemm(_as_matrix(A), _as_matrix(g), transA=1)
+    return transposed(A) @ g
+
+
+def _as_matrix(x: Tensor) -> Tensor:
+    """All axes but the last made one."""
+    return x if x.rank == 2 else op.Flatten(x, axis=x.rank - 1)
+
+
+def _matmul_left(g: Tensor, n: NodeView) -> Tensor:
+    part = product_left(g, n.A, n.B)
+    return part if _batches_as(n.B, n.A) else sum_to_shape(part, n.A)
+
+
+def _matmul_right(g: Tensor, n: NodeView) -> Tensor:
+    part = product_right(g, n.A, n.B)
+    return part if (n.B.rank <= 2 and n.A.rank > 1) or _batches_as(n.A, n.B) else sum_to_shape(part, n.B)
+
+
+def _batches_as(other: Tensor, x: Tensor) -> bool:
+    """Whether it is known that x was not broadcast, having all batch axes of the other."""
+    if other.rank <= 2:
+        return True
+    theirs, ours = (other.shape or ())[:-2], (x.shape or ())[:-2]
+    return len(theirs) <= len(ours) and all(
+        t == 1 or (t is not None and t == o) for t, o in zip(theirs, ours[len(ours) - len(theirs) :], strict=True)
+    )
+
+
+vjp("MatMul", A=_matmul_left, B=_matmul_right)
+
+
+def gemm(a: Tensor, b: Tensor, alpha: float, transA: int, transB: int) -> Tensor:
+    """Gemm without C; attributes that say nothing are left out."""
+    return op.Gemm(a, b, alpha=None if alpha == 1 else alpha, transA=transA or None, transB=transB or None)
+
+
+def _gemm_left(g: Tensor, n: NodeView) -> Tensor:
+    if n.transA:
+        return gemm(n.B, g, n.alpha, n.transB, 1)
+    return gemm(g, n.B, n.alpha, 0, 1 - n.transB)
+
+
+def _gemm_right(g: Tensor, n: NodeView) -> Tensor:
+    if n.transB:
+        return gemm(g, n.A, n.alpha, 1, n.transA)
+    return gemm(n.A, g, n.alpha, 1 - n.transA, 0)
+
+
+vjp("Gemm", A=_gemm_left, B=_gemm_right, C=lambda g, n: sum_to_shape(g, n.C) * n.beta)
+vjp("Det", X=todo)
