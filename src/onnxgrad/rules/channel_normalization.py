@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.rules import op, vjp
-from onnxgrad.rules.normalization import count_along, in_type, standardized, wide_type
+from onnxgrad.rules.normalization import in_type, share_along, standardized, wide_type
 
 
 def _other_axes(x: Tensor) -> list[int]:
@@ -35,10 +35,10 @@ class Channels:
 
     def of_input(self) -> Tensor:
         """The gradient of x."""
-        count = count_along(self.xhat, [*self.own, *self.more], self.xhat.dtype)
+        share = share_along(self.xhat, [*self.own, *self.more], self.xhat.dtype)
         if not self.more:
-            return (self.g - self.sum / count - self.xhat * (self.dot / count)) * (self.scale * self.inv)
-        a, b = (op.ReduceSum(x * self.scale, self.more, keepdims=1) / count for x in (self.sum, self.dot))
+            return (self.g - self.sum * share - self.xhat * (self.dot * share)) * (self.scale * self.inv)
+        a, b = (op.ReduceSum(x * self.scale, self.more, keepdims=1) * share for x in (self.sum, self.dot))
         return (self.g * self.scale - a - self.xhat * b) * self.inv
 
 

@@ -3,7 +3,7 @@
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.rules import nondiff, op, vjp
-from onnxgrad.rules.normalization import count_along
+from onnxgrad.rules.normalization import in_type, share_along, wide_type
 
 
 class Samples:
@@ -26,7 +26,7 @@ class Samples:
         if self.reduction != "mean":
             return g
         if self.weight is None:
-            return g / count_along(self.labels, range(self.labels.rank), self.dtype)
+            return g * share_along(self.labels, range(self.labels.rank), self.dtype)
         return g / op.ReduceSum(self.weight, keepdims=0)
 
     def gradients(self, g: Tensor) -> Tensor:
@@ -70,17 +70,19 @@ def _cross_entropy(n: NodeView) -> Samples:
 
 def _scores(g: Tensor | None, n: NodeView) -> Tensor:
     """Probabilities minus 1 at the right class; log_prob, where it is used, adds what LogSoftmax would."""
-    probability, g_log_prob, total = op.Exp(n.log_prob), n.grad(1), None
+    dtype = wide_type(n.scores)  # onnxruntime adds no half numbers in ScatterElements
+    probability, g_log_prob, total = op.Exp(in_type(n.log_prob, dtype)), n.grad(1), None
     if g is not None:
         samples = _cross_entropy(n)
-        each = samples.gradients(g)
+        each = in_type(samples.gradients(g), dtype)
         chosen = -op.Expand(each, op.Shape(samples.classes))
         total = op.ScatterElements(probability * each, samples.classes, chosen, axis=1, reduction="add")
     if g_log_prob is not None:
+        g_log_prob = in_type(g_log_prob, dtype)
         part = g_log_prob - probability * op.ReduceSum(g_log_prob, [1], keepdims=1)
         total = part if total is None else total + part
     assert total is not None
-    return total
+    return in_type(total, n.scores.dtype)
 
 
 vjp(

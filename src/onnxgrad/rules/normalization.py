@@ -22,13 +22,14 @@ def wide_type(*tensors: Tensor) -> ir.DataType:
     return ir.DataType.DOUBLE if any(x.dtype == ir.DataType.DOUBLE for x in tensors) else ir.DataType.FLOAT
 
 
-def count_along(x: Tensor, axes: Sequence[int], dtype: ir.DataType) -> Number:
-    """The number of elements along the axes: a number if it is known, else computed."""
+def share_along(x: Tensor, axes: Sequence[int], dtype: ir.DataType) -> Number:
+    """1 over the number of elements along the axes, which a half number could not hold: computed if not known."""
     shape = x.shape
     dims = [None if shape is None else shape[k] for k in axes]
     if all(isinstance(d, int) for d in dims):
-        return math.prod(d for d in dims if isinstance(d, int))
-    return in_type(op.ReduceProd(op.Gather(op.Shape(x), list(axes)), keepdims=0), dtype)
+        return 1 / max(1, math.prod(d for d in dims if isinstance(d, int)))
+    count = op.ReduceProd(op.Gather(op.Shape(x), list(axes)), keepdims=0)
+    return in_type(op.Reciprocal(op.Cast(count, to=ir.DataType.DOUBLE.value)), dtype)
 
 
 def last_axes(axis: int, x: Tensor) -> list[int]:
@@ -70,12 +71,12 @@ def through_statistics(
     a = op.ReduceMean(g, list(axes), keepdims=1) if g is not None and centred else None
     b = op.ReduceMean(g * xhat, list(axes), keepdims=1) if g is not None else None
     if g_mean is not None or g_inv is not None:
-        count = count_along(xhat, axes, xhat.dtype)
+        share = share_along(xhat, axes, xhat.dtype)
         if g_mean is not None:
-            part = -in_type(g_mean, xhat.dtype) / (inv * count)
+            part = -in_type(g_mean, xhat.dtype) / inv * share
             a = part if a is None else a + part
         if g_inv is not None:
-            part = in_type(g_inv, xhat.dtype) * inv / count
+            part = in_type(g_inv, xhat.dtype) * inv * share
             b = part if b is None else b + part
     total = g
     if a is not None:
