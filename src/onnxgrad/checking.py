@@ -12,6 +12,7 @@ from onnx.reference.op_run import OpRun
 
 from onnxgrad.checking_normalization import NORMALIZATIONS
 from onnxgrad.checking_recurrent import FAILING, RECURRENT
+from onnxgrad.checking_windows import WINDOWS
 from onnxgrad.differentiate import differentiate
 from onnxgrad.precision import in_float64
 from onnxgrad.schema import reference_ops
@@ -156,7 +157,7 @@ def evaluator(model: onnx.ModelProto, new_ops: Sequence[type[OpRun]] = ()) -> Ca
         session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
         return lambda feeds: list(session.run(None, {n: np.asarray(feeds[n]) for n in names}))
     except Exception:  # no onnxruntime, or no float64 kernel for one of the operators
-        reference = ReferenceEvaluator(model, new_ops=[*new_ops, *reference_ops(), Erf, Mean, *NORMALIZATIONS, *RECURRENT])
+        reference = ReferenceEvaluator(model, new_ops=[*new_ops, *reference_ops(), Erf, Mean, *NORMALIZATIONS, *RECURRENT, *WINDOWS])
         return lambda feeds: list(reference.run(None, {n: np.asarray(feeds[n]) for n in names}))
 
 

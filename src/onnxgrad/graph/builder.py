@@ -252,6 +252,7 @@ class Builder:
         proto = ir.serde.serialize_node(node)
         for k, value in enumerate(values):
             proto.input[k] = "" if value is None else f"input_{k}"
+            node.replace_input_with(k, None)  # or what went into it would count as used
         results = _evaluate(proto, arrays, self.opsets, outputs)
         if any(r.size > MOST_READ for r in results):
             return None

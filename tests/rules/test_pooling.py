@@ -1,0 +1,130 @@
+"""Pools, with every attribute, against differences and PyTorch."""
+
+import numpy as np
+import pytest
+import torch
+from tests.gradients import check_rule, evaluate, model_of_node
+from torch.nn import functional
+
+import onnxgrad
+
+OPSET = 22  # before that, onnx infers a window too many where the last one would start past the image
+RNG = np.random.default_rng(0)
+
+
+def spaced(*shape):
+    """Numbers no two of which are close: a step of a difference quotient changes no maximum."""
+    size = int(np.prod(shape))
+    return (RNG.permutation(size) / size * 4 - 2 + 0.3 / size).reshape(shape)
+
+
+POOLS = {
+    "one axis": ((2, 2, 6), {"kernel_shape": [2]}),
+    "two axes": ((2, 2, 5, 4), {"kernel_shape": [2, 3]}),
+    "three axes": ((1, 2, 4, 3, 4), {"kernel_shape": [2, 1, 3], "strides": [2, 1, 1]}),
+    "strides": ((2, 2, 6, 8), {"kernel_shape": [2, 3], "strides": [2, 3]}),
+    "stride past the kernel": ((2, 2, 8), {"kernel_shape": [2], "strides": [3]}),
+    "pads": ((2, 2, 5, 4), {"kernel_shape": [3, 3], "pads": [1, 0, 1, 2], "strides": [2, 1]}),
+    "ceil_mode": ((2, 2, 6, 6), {"kernel_shape": [3, 2], "strides": [2, 2], "ceil_mode": 1}),
+    "ceil_mode and pads": ((1, 2, 6, 8), {"kernel_shape": [3, 3], "strides": [2, 3], "ceil_mode": 1, "pads": [1] * 4}),
+    "dilations": ((2, 2, 7, 6), {"kernel_shape": [3, 2], "dilations": [2, 3], "pads": [1, 0, 2, 1]}),
+    "dilations and ceil_mode": (
+        (1, 2, 8, 7),
+        {"kernel_shape": [3, 2], "dilations": [2, 2], "strides": [2, 3], "ceil_mode": 1, "pads": [1, 1, 1, 0]},
+    ),
+    "VALID": ((2, 2, 5, 6), {"kernel_shape": [2, 3], "strides": [2, 2], "auto_pad": "VALID"}),
+    "SAME_UPPER": ((2, 2, 5, 6), {"kernel_shape": [3, 3], "strides": [2, 1], "auto_pad": "SAME_UPPER"}),
+    "SAME_LOWER": ((2, 2, 5, 6), {"kernel_shape": [2, 3], "strides": [1, 2], "auto_pad": "SAME_LOWER"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", POOLS)
+@pytest.mark.parametrize("name", ["MaxPool", "AveragePool", "LpPool"])
+def test_pool(name, case):
+    shape, attributes = POOLS[case]
+    check_rule(name, spaced(*shape), of=[0], opset=OPSET, **attributes)
+
+
+@pytest.mark.parametrize("case", [c for c in POOLS if "pad" in str(POOLS[c])])
+def test_average_counts_pads(case):
+    shape, attributes = POOLS[case]
+    check_rule("AveragePool", spaced(*shape), count_include_pad=1, opset=OPSET, **attributes)
+
+
+@pytest.mark.parametrize("shape", [(2, 2, 6), (2, 2, 5, 4), (1, 2, 4, 3, 5)])
+def test_max_pool_in_columns(shape):
+    check_rule("MaxPool", spaced(*shape), of=[0], kernel_shape=[2] * (len(shape) - 2), storage_order=1)
+
+
+def test_max_pool_with_its_indices():
+    check_rule("MaxPool", spaced(2, 2, 5, 4), outputs=2, of=[0], kernel_shape=[2, 3])
+
+
+@pytest.mark.parametrize("p", [1, 3, 4])
+def test_norms(p):
+    check_rule("LpPool", spaced(2, 2, 6), p=p, kernel_shape=[3], strides=[2])
+    check_rule("GlobalLpPool", spaced(2, 2, 6), p=p)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 5), (2, 2, 3, 4), (1, 2, 3, 2, 2)])
+@pytest.mark.parametrize("name", ["GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"])
+def test_global_pool(name, shape):
+    check_rule(name, spaced(*shape))
+
+
+def test_zeros_have_no_slope():
+    x = np.zeros((1, 1, 4))
+    x[0, 0, 0] = 3
+    (dx,) = gradients("LpPool", x, np.ones((1, 1, 2)), kernel_shape=[2], strides=[2])
+    np.testing.assert_array_equal(dx, [[[1, 0, 0, 0]]])
+
+
+def test_dilated_same_pads_are_refused():
+    model, _ = model_of_node(
+        "AveragePool",
+        [spaced(1, 1, 8)],
+        attributes={"kernel_shape": [2], "dilations": [2], "auto_pad": "SAME_UPPER"},
+    )
+    with pytest.raises(ValueError, match=r"auto_pad SAME_UPPER with dilations .* write the pads instead"):
+        onnxgrad.gradient(model, "in_0")
+
+
+def gradients(op_type, x, g, **attributes):
+    model, feeds = model_of_node(op_type, [x], attributes=attributes, opset=OPSET)
+    made = onnxgrad.gradient(model, "in_0", "out_0")
+    return evaluate(made, {**feeds, "out_0_grad": g})[1:2]
+
+
+def check_torch(op_type, x, function, **attributes):
+    tensor = torch.tensor(x, requires_grad=True)
+    y = function(tensor)
+    g = RNG.standard_normal(y.shape)
+    y.backward(torch.tensor(g))
+    (got,) = gradients(op_type, x, g, **attributes)
+    np.testing.assert_allclose(got, tensor.grad.numpy(), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("ceil", [False, True])
+@pytest.mark.parametrize(("kernel", "stride", "pad"), [(2, 2, 0), (3, 2, 1), (3, 1, 1)])
+def test_as_torch(kernel, stride, pad, ceil):
+    x = spaced(2, 3, 8, 9)
+    ties = np.round(x)
+    both = {"kernel_shape": [kernel] * 2, "strides": [stride] * 2, "pads": [pad] * 4, "ceil_mode": int(ceil)}
+    check_torch("MaxPool", x, lambda t: functional.max_pool2d(t, kernel, stride, pad, ceil_mode=ceil), **both)
+    check_torch("MaxPool", ties, lambda t: functional.max_pool2d(t, kernel, stride, pad, ceil_mode=ceil), **both)
+    for include in (False, True):
+        check_torch(
+            "AveragePool",
+            x,
+            lambda t, include=include: functional.avg_pool2d(t, kernel, stride, pad, ceil, include),
+            count_include_pad=int(include),
+            **both,
+        )
+
+
+def test_global_as_torch():
+    x = spaced(2, 3, 4, 5)
+    check_torch("GlobalAveragePool", x, lambda t: functional.adaptive_avg_pool2d(t, 1))
+    check_torch("GlobalMaxPool", x, lambda t: functional.adaptive_max_pool2d(t, 1))
+    check_torch("GlobalMaxPool", np.round(x), lambda t: functional.adaptive_max_pool2d(t, 1))
+    check_torch("LpPool", x, lambda t: functional.lp_pool2d(t, 2.0, 2), kernel_shape=[2, 2], strides=[2, 2])
