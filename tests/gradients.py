@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, defs, helper, numpy_helper
 
 import onnxgrad
 from onnxgrad.checking import evaluator
@@ -36,7 +36,7 @@ def model_of_node(
         if given is None:
             continue
         array = np.asarray(given)
-        array = array.astype(dtype) if array.dtype.kind == "f" else array
+        array = array.astype(dtype) if array.dtype.kind == "f" and not _float32_only(op_type, domain, k) else array
         if k in fixed:
             initializers.append(numpy_helper.from_array(array, names[-1]))
             continue
@@ -55,6 +55,12 @@ def model_of_node(
     if any(not o.type.tensor_type.HasField("shape") for o in inferred.graph.output):
         _declare_ranks(inferred, feeds)
     return inferred, feeds
+
+
+def _float32_only(op_type: str, domain: str, k: int) -> bool:
+    """Whether the operator takes this input in no other type, as Resize takes its scales."""
+    inputs = defs.get_schema(op_type, domain=domain).inputs if defs.has(op_type, domain) else []
+    return k < len(inputs) and inputs[k].type_str == "tensor(float)"
 
 
 def _declare_ranks(model: onnx.ModelProto, feeds: dict[str, Any]) -> None:

@@ -185,7 +185,7 @@ def sum_to_shape(g: Tensor, x: Tensor) -> Tensor:
     shape = op.Shape(x)
     axes = op.BroadcastGradientArgs(shape, op.Shape(g), outputs=2)[0]
     # Without axes ReduceSum would sum over all of them, unless told not to.
-    return op.Reshape(op.ReduceSum(g, axes, keepdims=1, noop_with_empty_axes=1), shape)
+    return op.Reshape(op.ReduceSum(g, axes, keepdims=1, noop_with_empty_axes=1), shape, allowzero=1)
 
 
 def _comparable(have: Sequence[Any], want: Sequence[Any]) -> bool:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, defs, numpy_helper
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, defs, helper, numpy_helper
 
 NARROW = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 NAMES_A_TYPE = {"Cast": "to", "EyeLike": "dtype", "RandomNormal": "dtype", "RandomUniform": "dtype",
@@ -31,9 +31,12 @@ def _widen(graph: GraphProto, model: ModelProto) -> None:
     graph.value_info.extend(kept)
     for info in (*graph.input, *graph.output, *graph.value_info):
         _widen_type(info.type)
+    single = {node.input[k] for node in graph.node for k in _float32_inputs(node)}
+    before = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer if tensor.name in single}
     for tensor in graph.initializer:
         tensor.CopyFrom(_widened(tensor))
     _widen_nodes(graph.node, model)
+    _leave_in_float32(graph, before)
 
 
 def _widen_nodes(nodes: Iterable[NodeProto], model: ModelProto) -> None:
@@ -49,6 +52,33 @@ def _widen_nodes(nodes: Iterable[NodeProto], model: ModelProto) -> None:
         _write_out(node)
         if node.op_type == "GroupNormalization" and any(o.domain == "" and o.version > 20 for o in model.opset_import):
             _stash_in_float64(node)
+
+
+def _float32_inputs(node: NodeProto) -> list[int]:
+    """Inputs that an operator takes in float32 only, such as Resize's scales."""
+    if not defs.has(node.op_type, node.domain):
+        return []
+    declared = defs.get_schema(node.op_type, domain=node.domain).inputs[: len(node.input)]
+    return [k for k, formal in enumerate(declared) if formal.type_str == "tensor(float)" and node.input[k]]
+
+
+def _leave_in_float32(graph: GraphProto, constants: dict[str, Any]) -> None:
+    """Gives such inputs a copy in float32: of an initializer, or by a Cast."""
+    nodes = list(graph.node)
+    del graph.node[:]
+    there = set()
+    for node in nodes:
+        for k in _float32_inputs(node):
+            name = node.input[k]
+            node.input[k] = f"{name}_in_float32"
+            if node.input[k] in there:
+                continue
+            there.add(node.input[k])
+            if name in constants:
+                graph.initializer.append(numpy_helper.from_array(constants[name], node.input[k]))
+            else:
+                graph.node.append(helper.make_node("Cast", [name], [node.input[k]], to=TensorProto.FLOAT))
+        graph.node.append(node)
 
 
 def _write_out(node: NodeProto) -> None:

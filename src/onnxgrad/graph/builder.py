@@ -297,9 +297,11 @@ class Builder:
         held = self.contents_of(node.inputs[at])  # type: ignore[arg-type]
         if held is None or -1 in held or (node.op_type == "Reshape" and 0 in held):
             return
-        shape = self.tensor(node.outputs[0]).shape
-        if shape is None or len(shape) == len(held):
-            merged = [h if h is not None else (shape[k] if shape is not None else None) for k, h in enumerate(held)]
+        if node.op_type == "Expand":  # which takes a 1 for whatever is there
+            held = tuple(None if h == 1 else h for h in held)
+        shape = self.tensor(node.outputs[0]).shape or (None,) * len(held)
+        if len(shape) == len(held):
+            merged = [s if h is None or isinstance(s, int) else h for h, s in zip(held, shape, strict=True)]
             node.outputs[0].shape = ir.Shape(merged)
 
     def _type_of(self, value: ir.Value) -> TypeProto:

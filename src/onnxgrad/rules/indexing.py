@@ -5,7 +5,7 @@ from typing import NamedTuple
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.rules import nondiff, op, vjp
-from onnxgrad.rules.shape import filled_like
+from onnxgrad.rules.shape import filled_like, reshaped_like
 
 MICROSOFT = "com.microsoft"
 INT64_MAX = 2**63 - 1
@@ -65,7 +65,7 @@ def _gathered_first(g: Tensor, x: Tensor, indices: Tensor, axis: int | None) -> 
     if axis is not None:
         return op.GatherGrad(op.Shape(x), indices, g, axis=axis)
     flat = op.GatherGrad(op.Reshape(op.Size(x), [1]), indices, g)
-    return op.Reshape(flat, op.Shape(x), allowzero=1)
+    return reshaped_like(flat, x)
 
 
 vjp(
@@ -125,7 +125,7 @@ def _product(dims: Tensor) -> Tensor:
 def _gather_nd(g: Tensor, n: NodeView) -> Tensor:
     rows = _rows(n.data, n.indices, n.batch_dims)
     summed = op.GatherGrad(rows.shape, rows.numbers, op.Reshape(g, rows.chosen_shape, allowzero=1))
-    return op.Reshape(summed, op.Shape(n.data), allowzero=1)
+    return reshaped_like(summed, n.data)
 
 
 vjp("GatherND", data=_gather_nd, indices=nondiff)
@@ -145,22 +145,18 @@ class Scatter(NamedTuple):
         """What x has where the updates went."""
         return op.GatherElements(x, self.indices, axis=self.axis)
 
-    def count(self, condition: Tensor, like: Tensor) -> Tensor:
+    def number_of(self, condition: Tensor, like: Tensor) -> Tensor:
         """How many of the updates that went to an element meet the condition."""
-        return op.GatherElementsGrad(
-            op.CastLike(condition, like), op.Shape(self.data), self.indices, axis=self.axis
-        )
+        return op.GatherElementsGrad(op.CastLike(condition, like), op.Shape(self.data), self.indices, axis=self.axis)
 
     def write(self, data: Tensor, updates: Tensor) -> Tensor:
         """The same on other numbers."""
-        return op.ScatterElements(
-            data, self.indices, updates, axis=self.axis, reduction=self.reduction
-        )
+        return op.ScatterElements(data, self.indices, updates, axis=self.axis, reduction=self.reduction)
 
     def shared(self, g: Tensor) -> Tensor:
         """For max and min: the gradient, divided by the number of those that are it."""
         mine = op.CastLike(self.data.equals(self.result), g)
-        return g / (mine + self.count(self.updates.equals(self.read(self.result)), g))
+        return g / (mine + self.number_of(self.updates.equals(self.read(self.result)), g))
 
     def to_data(self, g: Tensor) -> Tensor:
         if self.reduction == "mul":
@@ -174,7 +170,7 @@ class Scatter(NamedTuple):
         is_zero = self.updates.equals(0)
         factors = op.Where(is_zero, 1, self.updates)
         others = self.read(g * self.write(self.data, factors)) / factors
-        alone = self.read(self.count(is_zero, g)).equals(op.CastLike(is_zero, g))
+        alone = self.read(self.number_of(is_zero, g)).equals(op.CastLike(is_zero, g))
         return op.Where(alone, others, 0)
 
 
@@ -211,14 +207,14 @@ def _scatter_nd_data(g: Tensor, n: NodeView) -> Tensor:
     if n.reduction == "add":
         return g
     rows, scatter = _scatter_rows(n)
-    return op.Reshape(scatter.to_data(op.Reshape(g, rows.shape, allowzero=1)), op.Shape(n.data), allowzero=1)
+    return reshaped_like(scatter.to_data(op.Reshape(g, rows.shape, allowzero=1)), n.data)
 
 
 def _scatter_nd_updates(g: Tensor, n: NodeView) -> Tensor:
     if n.reduction in ("none", "add"):
         return op.GatherND(g, n.indices)
     rows, scatter = _scatter_rows(n)
-    return op.Reshape(scatter.to_updates(op.Reshape(g, rows.shape, allowzero=1)), op.Shape(n.updates), allowzero=1)
+    return reshaped_like(scatter.to_updates(op.Reshape(g, rows.shape, allowzero=1)), n.updates)
 
 
 vjp("ScatterND", doc=TIES, data=_scatter_nd_data, indices=nondiff, updates=_scatter_nd_updates)

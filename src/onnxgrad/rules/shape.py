@@ -11,14 +11,16 @@ vjp("Cast", input=lambda g, n: op.CastLike(g, n.input))
 vjp("CastLike", input=lambda g, n: op.CastLike(g, n.input), target_type=nondiff)
 
 
-def _as_before(g: Tensor, n: NodeView) -> Tensor:
-    return op.Reshape(g, op.Shape(n.data))
+def reshaped_like(g: Tensor, x: Tensor) -> Tensor:
+    """The same elements in the shape of another tensor, also where there are none."""
+    known = x.static_shape
+    return op.Reshape(g, op.Shape(x), allowzero=None if known is not None and 0 not in known else 1)
 
 
-vjp("Reshape", data=_as_before, shape=nondiff)
-vjp("Squeeze", data=_as_before, axes=nondiff)
-vjp("Unsqueeze", data=_as_before, axes=nondiff)
-vjp("Flatten", input=lambda g, n: op.Reshape(g, op.Shape(n.input)))
+vjp("Reshape", data=lambda g, n: reshaped_like(g, n.data), shape=nondiff)
+vjp("Squeeze", data=lambda g, n: reshaped_like(g, n.data), axes=nondiff)
+vjp("Unsqueeze", data=lambda g, n: reshaped_like(g, n.data), axes=nondiff)
+vjp("Flatten", input=lambda g, n: reshaped_like(g, n.input))
 vjp("Expand", broadcast=True, input=lambda g, n: g, shape=nondiff)
 
 no_gradient("Shape", "Size", "ConstantOfShape", "NonZero", "Range", "EyeLike")
@@ -110,7 +112,7 @@ def _pad_value(g: Tensor, n: NodeView) -> Tensor:
     if n.mode != "constant":
         return filled_like(n.constant_value, 0)
     added = op.Pad(filled_like(n.data, 0), n.pads, 1, n.axes)
-    return op.Reshape(op.ReduceSum(g * added, keepdims=0), op.Shape(n.constant_value))
+    return reshaped_like(op.ReduceSum(g * added, keepdims=0), n.constant_value)
 
 
 vjp("Pad", data=_pad, pads=nondiff, constant_value=_pad_value, axes=nondiff)
@@ -130,7 +132,7 @@ def _depth_to_space(g: Tensor, n: NodeView) -> Tensor:
     x, block = n.input, [n.blocksize]
     blocks = op.Concat(op.Shape(g, end=2), size_along(x, 2), block, size_along(x, 3), block, axis=0)
     depth_first = op.Transpose(op.Reshape(g, blocks, allowzero=1), perm=[0, 1, 3, 5, 2, 4])
-    return op.Reshape(depth_first, op.Shape(x), allowzero=1)
+    return reshaped_like(depth_first, x)
 
 
 def _space_to_depth(g: Tensor, n: NodeView) -> Tensor:

@@ -11,6 +11,6 @@ no_gradient(  # a sample does not depend smoothly on what it is drawn from
     "Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"
 )
 no_gradient("ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul")
-STEPS = "A step function: its gradient is zero, as PyTorch's quantize_per_tensor has none; nothing is passed straight through."
+STEPS = "A step function: its gradient is zero, nothing is passed straight through."
 vjp("QuantizeLinear", doc=STEPS, x=nondiff, y_scale=nondiff, y_zero_point=nondiff)
 vjp("DynamicQuantizeLinear", doc=STEPS, x=nondiff)
