@@ -38,6 +38,7 @@ docs: .venv/ready
 # The results of onnxruntime-training 1.19.2 that the tests compare with.
 golden: .venv-peer/ready
 	.venv-peer/bin/python tests/data/make_golden.py
+	.venv-peer/bin/python tests/data/make_golden_lstm.py
 
 # Models with data for other runtimes to run, in the layout of onnx's backend tests.
 cases: .venv/ready

@@ -14,6 +14,7 @@ import numpy as np
 
 import onnxgrad
 from onnxgrad import memory, threads
+from onnxgrad.coverage import has_kernel
 
 # Where the kernels under test run: "cpu", or "cuda" and "interpreter", where tensors of torch go in and come out.
 DEVICE = os.environ.get("ONNXGRAD_TEST_DEVICE", "cpu")
@@ -143,9 +144,14 @@ def readable(array: np.ndarray) -> np.ndarray:
         return np.where(np.abs(array) < ml_dtypes.finfo(BFLOAT16).smallest_normal, BFLOAT16.type(0), array)
 
 
+def runs_on_gpus(op: Any) -> bool:
+    """Whether it has a kernel there; what only reads shapes needs none, and some operators are the CPU's alone."""
+    return not op.on_host_only and has_kernel(op, "cuda")
+
+
 def call(op: Any, *args: Any, **kwargs: Any) -> Any:
     """A plain call on the device under test, NumPy's arrays in and out, for tests with an expectation of their own."""
-    if DEVICE == "cpu" or op.on_host_only:
+    if DEVICE == "cpu" or not runs_on_gpus(op):
         return op(*args, **kwargs)
     from tests.gpu import call_on_gpu
 
@@ -167,7 +173,7 @@ def reaches_device(test: Any) -> bool:
 
 def check(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Runs the kernel in every way there is and compares with the definition; gives the plain call's result."""
-    if DEVICE != "cpu" and not op.on_host_only:
+    if DEVICE != "cpu" and runs_on_gpus(op):
         from tests.gpu import check_on_gpu
 
         return check_on_gpu(op, args, kwargs)
@@ -286,13 +292,32 @@ def _recurrence(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Expec
     return expected, tuple(bounds)
 
 
+def _softmax(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Expected:
+    """A sum along the axis, times a probability that may be an exponential, and a difference."""
+    precision = PRECISION[result_dtype(op, args, kwargs)]
+    g, y = (in_float64(np.asarray(a)) for a in args)
+    expected = op.definition(g, y, **kwargs)
+    axis, is_log = kwargs.get("axis", -1), op.name.startswith("Log")
+    probability = np.exp(y) if is_log else np.abs(y)
+    direct = np.abs(g) if is_log else np.abs(g * y)
+    absolute = np.sum(direct, axis, keepdims=True)
+    terms = np.full_like(absolute, y.shape[axis])
+    bound = (bound_of_sum(precision, terms, absolute) + VALUE_ROUNDINGS * precision.unit * absolute) * probability
+    return (expected,), (with_storage(precision, expected, bound + VALUE_ROUNDINGS * precision.unit * direct),)
+
+
 _EXPECTED: dict[str, Callable[..., Expected]] = {
+    "SoftmaxGrad_13": _softmax,
+    "LogSoftmaxGrad_13": _softmax,
     "GatherGrad": _sums,
     "GatherElementsGrad": _sums,
     "BroadcastGradientArgs": _exact,
     "SliceGrad": _exact,
+    "SeededDropout": _exact,
     "GRUTraining": _recurrence,
     "GRUGrad": _recurrence,
+    "LSTMTraining": _recurrence,
+    "LSTMGrad": _recurrence,
 }
 
 

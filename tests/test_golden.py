@@ -78,11 +78,11 @@ def of_states(operator, case, name):
     return np.finfo(np.float32).eps * (inputs + H + 2) * max(1, weight) * S
 
 
-def of_gru_gradients(operator, case, name):
-    """eps · (3H terms of a step's sum · S steps, then S·N terms of a weight's sum) · the largest value."""
-    (S, N, _), (_, _, H) = (case["inputs"][n][1] for n in "XR")
+def of_recurrent_gradients(operator, case, name):
+    """eps · (one term for each gate's sum · S steps, then S·N terms of a weight's sum) · the largest value."""
+    (S, N, _), (_, gates, _) = (case["inputs"][n][1] for n in "XR")
     largest = np.abs(arrays(operator, case["outputs"])[name]).max(initial=0)
-    return np.finfo(np.float32).eps * (3 * H * S + S * N) * largest
+    return np.finfo(np.float32).eps * (gates * S + S * N) * largest
 
 
 ALLOWED = {
@@ -91,7 +91,9 @@ ALLOWED = {
     "GatherGrad": of_gathered_sums,
     "GatherElementsGrad": of_gathered_sums,
     "GRUTraining": of_states,
-    "GRUGrad": of_gru_gradients,
+    "GRUGrad": of_recurrent_gradients,
+    "LSTMTraining": of_states,
+    "LSTMGrad": of_recurrent_gradients,
 }
 
 

@@ -9,6 +9,7 @@ from onnxgrad.ops.broadcast import broadcast_gradient_args
 from onnxgrad.ops.gather import gather_grad
 from onnxgrad.ops.gather_elements import gather_elements_grad
 from onnxgrad.ops.gru import gru_grad, gru_training
+from onnxgrad.ops.lstm import lstm_grad, lstm_training
 from onnxgrad.ops.slice import slice_grad
 from onnxgrad.runtime.register import register
 from onnxgrad.schema import reference_ops
@@ -31,6 +32,8 @@ __all__ = [
     "gradient",
     "gru_grad",
     "gru_training",
+    "lstm_grad",
+    "lstm_training",
     "reference_ops",
     "register",
     "set_num_threads",

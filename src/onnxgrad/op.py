@@ -122,7 +122,13 @@ class Op(Generic[P, R]):
     def kernel(self, backend: str) -> Callable[..., Any]:
         """The kernel for "cpu" or "cuda": the function of the same name in the backend's module of the same name."""
         if backend not in self._kernels:
-            module = importlib.import_module(f"onnxgrad.{backend}.{self.module}")
+            name = f"onnxgrad.{backend}.{self.module}"
+            try:
+                module = importlib.import_module(name)
+            except ModuleNotFoundError as error:
+                if error.name != name:
+                    raise
+                raise TypeError("has no kernel for GPUs, expected arrays in the CPU's memory") from None
             self._kernels[backend] = getattr(module, self.function_name)
             self._asked_for[backend] = frozenset(inspect.signature(self._kernels[backend]).parameters)
         return self._kernels[backend]

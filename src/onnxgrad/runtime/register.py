@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from onnxgrad.coverage import has_kernel
 from onnxgrad.op import OPERATORS, Attribute
 from onnxgrad.runtime import api as ort
 from onnxgrad.runtime import kernels
@@ -72,8 +73,10 @@ def _domain(api_address: int) -> int:
             _check(api, api.call("CreateCustomOpDomain", ctypes.c_char_p(op.domain.encode()), ctypes.byref(domain)))
             domains[op.domain] = domain
         for provider, compute in computes.items():
-            # An operator's outputs are where its provider is, so one of small numbers belongs to the CPU.
-            for overload in overloads_of(op, provider) if provider == CPU or not op.on_host_only else ():
+            # An operator's outputs are where its provider is, so one of small numbers belongs to the CPU; one
+            # that has no kernel for CUDA runs there too.
+            belongs = provider == CPU or (not op.on_host_only and has_kernel(op, "cuda"))
+            for overload in overloads_of(op, provider) if belongs else ():
                 address = describe(overload, _create, compute, destroy)
                 _check(api, api.call("CustomOpDomain_Add", domains[op.domain], address))
     (only,) = domains.values()
