@@ -2,7 +2,6 @@
 
 import math
 from fractions import Fraction
-from typing import Any
 
 import onnx_ir as ir
 
@@ -21,12 +20,9 @@ ROUNDED = {
 
 def _resize(g: Tensor, n: NodeView) -> Tensor:
     axes = range(n.X.rank) if n.axes is None else [a % n.X.rank for a in n.axes]
-    resized = [(axis, k) for k, axis in enumerate(axes) if not _keeps_size(n, axis, k)]
-    repeats = {axis: _repeats(n, axis, k) for axis, k in resized}
-    if repeats and all(repeats.values()):
-        return _summed_over_repeats(g, n, repeats)
-    for axis, k in resized:
-        g = _along(g, n, axis, k, len(axes))
+    for k, axis in enumerate(axes):
+        if not _keeps_size(n, axis, k):
+            g = _along(g, n, axis, k, len(axes))
     return g
 
 
@@ -67,20 +63,12 @@ def _known_scale(n: NodeView, axis: int, k: int) -> float | None:
     return float(sizes[k]) / size
 
 
-def _summed_over_repeats(g: Tensor, n: NodeView, repeats: dict[int, int]) -> Tensor:
-    dims: list[Any] = []
-    copies = []
-    for axis in range(n.X.rank):
-        dims.append(size_along(n.X, axis))
-        if axis in repeats:
-            copies.append(len(dims))
-            dims.append([repeats[axis]])
-    return op.ReduceSum(op.Reshape(g, op.Concat(*dims, axis=0), allowzero=1), copies, keepdims=0)
-
-
 def _along(g: Tensor, n: NodeView, axis: int, k: int, count: int) -> Tensor:
     """The gradient of Resize along one axis."""
     size = size_along(n.X, axis)
+    if copies := _repeats(n, axis, k):  # one axis after the other is faster in onnxruntime than both at once
+        dims = op.Concat(op.Shape(g, end=axis), size, [copies], op.Shape(g, start=axis + 1), axis=0)
+        return op.ReduceSum(op.Reshape(g, dims, allowzero=1), [axis + 1], keepdims=0)
     positions = op.Range(0, op.Squeeze(size), 1)
     if n.mode == "nearest" and n.coordinate_transformation_mode != "tf_crop_and_resize":
         # Resize tells which elements it reads when it is given their numbers.
