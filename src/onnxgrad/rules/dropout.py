@@ -29,3 +29,11 @@ def _scale(g: Tensor, n: NodeView) -> Number:
 
 
 vjp("Dropout", data=_dropout, ratio=nondiff, training_mode=nondiff)
+
+
+vjp(
+    "SeededDropout",
+    domain="com.microsoft",
+    data=lambda g, n: op.SeededDropout(g, n.seed, ratio=n.ratio),
+    seed=nondiff,
+)

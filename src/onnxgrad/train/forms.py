@@ -5,7 +5,11 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrad.graph.builder import MICROSOFT
+
 STANDARD = ("", "ai.onnx")
+SEED = "dropout_seed"  # an input of the training form
+APART = 1 << 40  # between the seeds of two nodes: more numbers than either draws
 
 
 @dataclass(frozen=True)
@@ -18,14 +22,21 @@ class Statistics:
 
 
 def to_training_form(graph: ir.Graph) -> list[Statistics]:
-    """Switches Dropout and BatchNormalization to training; gives the running statistics, which become outputs."""
+    """Switches Dropout and BatchNormalization to training; gives the running statistics, which become outputs.
+
+    Dropout then depends on the input SEED, so that a run can be repeated and resumed.
+    """
     found = []
+    dropouts = [n for n in graph if n.op_type == "Dropout" and n.domain in STANDARD]
+    if dropouts:
+        seed = ir.Value(name=SEED, shape=ir.Shape([1]), type=ir.TensorType(ir.DataType.INT64))
+        graph.inputs.append(seed)
+        for number, node in enumerate(dropouts):
+            _drop_by_seed(graph, node, seed, number)
     for node in list(graph):
         if node.domain not in STANDARD:
             continue
-        if node.op_type == "Dropout":
-            _set_training_mode(graph, node, on=True)
-        elif node.op_type == "BatchNormalization":
+        if node.op_type == "BatchNormalization":
             node.attributes["training_mode"] = ir.AttrInt64("training_mode", 1)
             found.append(_ask_for_statistics(graph, node))
     return found
@@ -47,37 +58,65 @@ def to_inference_form(graph: ir.Graph) -> None:
             node.resize_outputs(1)
         elif node.op_type == "Dropout":
             if len(node.outputs) > 1 and (node.outputs[1].uses() or node.outputs[1].is_graph_output()):
-                _set_training_mode(graph, node, on=False)
-            else:
-                _bypass(graph, node)
+                raise ValueError(f"the model uses the mask of Dropout (node {node.name!r}): it has no inference form")
+            _bypass(graph, node)
 
 
-def _set_training_mode(graph: ir.Graph, node: ir.Node, *, on: bool) -> None:
-    constant = ir.Node("", "Constant", [], [ir.AttrTensor("value", ir.Tensor(np.array(on)))], num_outputs=1)
-    constant.name = f"{node.name}_training_mode"
-    (value,) = constant.outputs
-    value.name, value.dtype, value.shape = str(constant.name), ir.DataType.BOOL, ir.Shape([])
-    graph.insert_before(node, constant)
-    node.resize_inputs(3)
-    node.replace_input_with(2, value)
+def _drop_by_seed(graph: ir.Graph, node: ir.Node, seed: ir.Value, number: int) -> None:
+    """Puts SeededDropout in place of a Dropout; each node draws from numbers of its own."""
+    ratio = _constant(node, 1, 0.5, "ratio")
+    if len(node.outputs) > 1 and (node.outputs[1].uses() or node.outputs[1].is_graph_output()):
+        raise ValueError(f"the model uses the mask of Dropout (node {node.name!r}): it cannot be trained")
+    own = ir.Node("", "Constant", [], [ir.AttrTensor("value", ir.Tensor(np.array([number * APART])))], num_outputs=1)
+    total = ir.Node("", "Add", [seed, own.outputs[0]], num_outputs=1)
+    drop = ir.Node(
+        MICROSOFT, "SeededDropout", [node.inputs[0], total.outputs[0]], [ir.AttrFloat32("ratio", ratio)], num_outputs=1
+    )
+    for made, what in ((own, "number"), (total, "seed"), (drop, "drop")):
+        made.name = made.outputs[0].name = f"{node.name}_{what}"
+        graph.insert_before(node, made)
+    for made in (own, total):
+        made.outputs[0].type, made.outputs[0].shape = seed.type, seed.shape
+    _replace(graph, node, drop.outputs[0])
+
+
+def _constant(node: ir.Node, at: int, default: float, what: str) -> float:
+    """An input that must be known: a weight, or a Constant."""
+    value = node.inputs[at] if at < len(node.inputs) else None
+    if value is None:
+        return default
+    producer = value.producer()
+    tensor = value.const_value
+    if producer is not None and producer.op_type == "Constant" and "value" in producer.attributes:
+        tensor = producer.attributes["value"].as_tensor()
+    if tensor is None:
+        raise ValueError(f"the {what} of {node.op_type} (node {node.name!r}) is computed, expected a constant")
+    return float(tensor.numpy().item())
+
+
+def _replace(graph: ir.Graph, node: ir.Node, new: ir.Value) -> None:
+    """Removes a node; what is computed goes where its first output went, under the name that an output has."""
+    result = node.outputs[0]
+    new.type, new.shape = result.type, result.shape
+    if result.is_graph_output():
+        name, result.name = result.name, f"{result.name}_dropped"
+        new.name = name
+    result.replace_all_uses_with(new, replace_graph_outputs=True)
+    graph.remove(node, safe=True)
 
 
 def _bypass(graph: ir.Graph, node: ir.Node) -> None:
     """Without the node: what it was given goes where its output went."""
     source, result = node.inputs[0], node.outputs[0]
     assert source is not None
-    if result.is_graph_output():  # an output keeps its name
-        identity = ir.Node("", "Identity", [source], num_outputs=1)
-        identity.name, name = node.name, result.name
-        new = identity.outputs[0]
-        new.type, new.shape = result.type, result.shape
-        graph.insert_before(node, identity)
-        result.name = f"{name}_dropped"
-        new.name = name
-        result.replace_all_uses_with(new, replace_graph_outputs=True)
-    else:
+    if not result.is_graph_output():
         result.replace_all_uses_with(source)
-    graph.remove(node, safe=True)
+        graph.remove(node, safe=True)
+        return
+    identity = ir.Node("", "Identity", [source], num_outputs=1)
+    identity.name = identity.outputs[0].name = f"{node.name}_passed"
+    graph.insert_before(node, identity)
+    _replace(graph, node, identity.outputs[0])
 
 
 def _ask_for_statistics(graph: ir.Graph, node: ir.Node) -> Statistics:

@@ -8,7 +8,7 @@ import onnx_ir as ir
 from onnxgrad.differentiate import differentiate, load
 from onnxgrad.graph.builder import Builder
 from onnxgrad.prepared import finish, prepare
-from onnxgrad.train.forms import Statistics, to_inference_form, to_training_form
+from onnxgrad.train.forms import SEED, Statistics, to_inference_form, to_training_form
 from onnxgrad.train.losses import Total, append_loss
 
 
@@ -19,7 +19,7 @@ class StepGraph(NamedTuple):
     loss: str
     gradients: dict[str, str]  # outputs, by parameter
     statistics: list[Statistics]
-    batch: list[str]  # inputs that come with every batch
+    drops: bool  # whether it has an input SEED
 
 
 class EvaluationGraph(NamedTuple):
@@ -28,7 +28,6 @@ class EvaluationGraph(NamedTuple):
     model: ir.Model
     loss: str
     predictions: list[str]
-    batch: list[str]
 
 
 def step_graph(model: Any, loss: Total | str, trainable: str | Sequence[str] | None) -> StepGraph:
@@ -38,14 +37,14 @@ def step_graph(model: Any, loss: Total | str, trainable: str | Sequence[str] | N
     statistics = to_training_form(graph)
     builder = Builder(graph, prepared.opsets)
     name = _make_output(builder, append_loss(builder, loss))
-    batch = [str(v.name) for v in graph.inputs]
+    drops = any(v.name == SEED for v in graph.inputs)
     made = differentiate(finish(prepared), trainable, name, parameters_as_inputs=True)
     wanted = {name, *made.gradients.values(), *(n for s in statistics for n in s.following)}
     final = made.model.graph
     for value in [v for v in final.outputs if v.name not in wanted]:
         final.outputs.remove(value)
     _weights_to_inputs(final, [n for s in statistics for n in s.current])
-    return StepGraph(made.model, name, made.gradients, statistics, batch)
+    return StepGraph(made.model, name, made.gradients, statistics, drops)
 
 
 def evaluation_graph(model: Any, loss: Total | str, changed: Sequence[str]) -> EvaluationGraph:
@@ -56,10 +55,9 @@ def evaluation_graph(model: Any, loss: Total | str, changed: Sequence[str]) -> E
     predictions = [str(v.name) for v in graph.outputs]
     builder = Builder(graph, prepared.opsets)
     name = _make_output(builder, append_loss(builder, loss))
-    batch = [str(v.name) for v in graph.inputs]
     finished = finish(prepared)
     _weights_to_inputs(finished.graph, changed)
-    return EvaluationGraph(finished, name, predictions, batch)
+    return EvaluationGraph(finished, name, predictions)
 
 
 def _make_output(builder: Builder, loss: ir.Value) -> str:

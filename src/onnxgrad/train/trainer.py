@@ -15,7 +15,7 @@ from onnxgrad.tensor_types import Array
 from onnxgrad.threads import launch
 from onnxgrad.train.bound import BoundSession
 from onnxgrad.train.buffers import Buffers
-from onnxgrad.train.forms import to_inference_form
+from onnxgrad.train.forms import SEED, to_inference_form
 from onnxgrad.train.graphs import evaluation_graph, step_graph
 from onnxgrad.train.losses import Total
 from onnxgrad.train.optim import Optimizer
@@ -45,7 +45,8 @@ class Trainer:
     `model` is a path, an onnx.ModelProto or an onnx_ir.Model, which is not changed. `loss` is one of onnxgrad.losses or
     a sum of such, or the name of an output that is the loss. `trainable` names the parameters to train, patterns
     allowed; by default all. A schedule multiplies the learning rate. `clip_norm` bounds the length of the whole
-    gradient, `clip_value` each of its numbers; `accumulate` micro-batches are averaged for one update.
+    gradient, `clip_value` each of its numbers; `accumulate` micro-batches are averaged for one update. `seed` decides
+    what Dropout drops.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Trainer:
         clip_norm: float | None = None,
         clip_value: float | None = None,
         accumulate: int = 1,
+        seed: int = 0,
     ) -> None:
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"Trainer: optimizer is a {type(optimizer).__name__}, expected one of onnxgrad.optim")
@@ -86,7 +88,10 @@ class Trainer:
         self._sums = np.zeros(len(self._state.pieces))
         outputs = {step.loss: self._loss, **{out: self.gradients[n] for n, out in step.gradients.items()}}
         changed = {**self.parameters, **self.statistics}
-        self._step_session = BoundSession(step.model, changed, {**outputs, **self._following})
+        self.seed, self._batches = seed, 0
+        self._seed = np.zeros(1, np.int64)  # of the batch at hand
+        bound = {**changed, **({SEED: self._seed} if step.drops else {})}
+        self._step_session = BoundSession(step.model, bound, {**outputs, **self._following})
         evaluation = evaluation_graph(model, loss, list(changed))
         self._evaluation = evaluation
         used = {str(v.name) for v in evaluation.model.graph.inputs}
@@ -100,7 +105,9 @@ class Trainer:
 
     def step(self, batch: Mapping[str, Any]) -> float:
         """Runs a batch and, if enough have come together, updates the parameters; the loss before the update."""
+        self._seed[0] = int(np.random.SeedSequence([self.seed, self._batches]).generate_state(1, np.uint64)[0] >> 1)
         self._step_session.run(batch)
+        self._batches += 1
         loss = float(self._loss)
         if not math.isfinite(loss):
             self._stop(f"the loss is {loss}")

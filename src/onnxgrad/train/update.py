@@ -13,7 +13,7 @@ from onnxgrad.cpu.core.parallel import parallel
 
 
 @native
-def _sgd_piece(k, pieces, hyper, p, g, momentum_of, first):  # type: ignore[no-untyped-def]
+def _sgd_piece(k, pieces, hyper, p, g, momentum_of, first):
     start, stop, group = pieces[k, 0], pieces[k, 1], pieces[k, 2]
     kind = p.dtype.type
     rate, decay, momentum, keep = (
@@ -32,14 +32,13 @@ def _sgd_piece(k, pieces, hyper, p, g, momentum_of, first):  # type: ignore[no-u
 
 
 @native
-def sgd(pieces, hyper, p, g, momentum_of, first, scheduler):  # type: ignore[no-untyped-def]
+def sgd(pieces, hyper, p, g, momentum_of, first, scheduler):
     """PyTorch's: the first step of the momentum is the gradient itself."""
     parallel(scheduler, len(pieces), _sgd_piece, (pieces, hyper, p, g, momentum_of, first))
-    return 0
 
 
 @native
-def _adam_piece(k, pieces, hyper, p, g, m, v):  # type: ignore[no-untyped-def]
+def _adam_piece(k, pieces, hyper, p, g, m, v):
     start, stop, group = pieces[k, 0], pieces[k, 1], pieces[k, 2]
     kind = p.dtype.type
     beta1, beta2, eps = kind(hyper[group, 1]), kind(hyper[group, 2]), kind(hyper[group, 3])
@@ -56,14 +55,13 @@ def _adam_piece(k, pieces, hyper, p, g, m, v):  # type: ignore[no-untyped-def]
 
 
 @native
-def adam(pieces, hyper, p, g, m, v, scheduler):  # type: ignore[no-untyped-def]
+def adam(pieces, hyper, p, g, m, v, scheduler):
     """Adam and both forms of AdamW, which differ in the numbers they are given (optim.py)."""
     parallel(scheduler, len(pieces), _adam_piece, (pieces, hyper, p, g, m, v))
-    return 0
 
 
 @native
-def _adagrad_piece(k, pieces, hyper, p, g, total):  # type: ignore[no-untyped-def]
+def _adagrad_piece(k, pieces, hyper, p, g, total):
     start, stop, group = pieces[k, 0], pieces[k, 1], pieces[k, 2]
     kind = p.dtype.type
     rate, decay, eps = kind(hyper[group, 0]), kind(hyper[group, 1]), kind(hyper[group, 2])
@@ -74,13 +72,12 @@ def _adagrad_piece(k, pieces, hyper, p, g, total):  # type: ignore[no-untyped-de
 
 
 @native
-def adagrad(pieces, hyper, p, g, total, scheduler):  # type: ignore[no-untyped-def]
+def adagrad(pieces, hyper, p, g, total, scheduler):
     parallel(scheduler, len(pieces), _adagrad_piece, (pieces, hyper, p, g, total))
-    return 0
 
 
 @native
-def _rmsprop_piece(k, pieces, hyper, p, g, square, mean, momentum_of, centered):  # type: ignore[no-untyped-def]
+def _rmsprop_piece(k, pieces, hyper, p, g, square, mean, momentum_of, centered):
     start, stop, group = pieces[k, 0], pieces[k, 1], pieces[k, 2]
     kind = p.dtype.type
     rate, decay, eps = kind(hyper[group, 0]), kind(hyper[group, 1]), kind(hyper[group, 2])
@@ -100,14 +97,13 @@ def _rmsprop_piece(k, pieces, hyper, p, g, square, mean, momentum_of, centered):
 
 
 @native
-def rmsprop(pieces, hyper, p, g, square, mean, momentum_of, centered, scheduler):  # type: ignore[no-untyped-def]
+def rmsprop(pieces, hyper, p, g, square, mean, momentum_of, centered, scheduler):
     """Arrays that a choice does not need may be empty."""
     parallel(scheduler, len(pieces), _rmsprop_piece, (pieces, hyper, p, g, square, mean, momentum_of, centered))
-    return 0
 
 
 @native
-def _lamb_direction(k, pieces, hyper, p, g, m, v, direction, sums):  # type: ignore[no-untyped-def]
+def _lamb_direction(k, pieces, hyper, p, g, m, v, direction, sums):
     start, stop, group = pieces[k, 0], pieces[k, 1], pieces[k, 2]
     kind = p.dtype.type
     beta1, beta2, eps = kind(hyper[group, 1]), kind(hyper[group, 2]), kind(hyper[group, 3])
@@ -125,7 +121,7 @@ def _lamb_direction(k, pieces, hyper, p, g, m, v, direction, sums):  # type: ign
 
 
 @native
-def _lamb_move(k, pieces, hyper, p, direction, ratios):  # type: ignore[no-untyped-def]
+def _lamb_move(k, pieces, hyper, p, direction, ratios):
     start, stop, group, number = pieces[k, 0], pieces[k, 1], pieces[k, 2], pieces[k, 3]
     rate = p.dtype.type(hyper[group, 0] * ratios[number])
     for i in range(start, stop):
@@ -133,7 +129,7 @@ def _lamb_move(k, pieces, hyper, p, direction, ratios):  # type: ignore[no-untyp
 
 
 @native
-def lamb(pieces, hyper, p, g, m, v, direction, sums, ratios, scheduler):  # type: ignore[no-untyped-def]
+def lamb(pieces, hyper, p, g, m, v, direction, sums, ratios, scheduler):
     """Steps scaled by the size of each parameter over that of its step; `direction` and the rest is working memory."""
     parallel(scheduler, len(pieces), _lamb_direction, (pieces, hyper, p, g, m, v, direction, sums))
     totals = np.zeros((len(ratios), 2))
@@ -144,11 +140,10 @@ def lamb(pieces, hyper, p, g, m, v, direction, sums, ratios, scheduler):  # type
         weights, steps = math.sqrt(totals[number, 0]), math.sqrt(totals[number, 1])
         ratios[number] = weights / steps if weights > 0 and steps > 0 else 1.0
     parallel(scheduler, len(pieces), _lamb_move, (pieces, hyper, p, direction, ratios))
-    return 0
 
 
 @native
-def _square_piece(k, pieces, g, sums):  # type: ignore[no-untyped-def]
+def _square_piece(k, pieces, g, sums):
     total = 0.0
     for i in range(pieces[k, 0], pieces[k, 1]):
         total += float(g[i]) * float(g[i])
@@ -156,48 +151,44 @@ def _square_piece(k, pieces, g, sums):  # type: ignore[no-untyped-def]
 
 
 @native
-def squares(pieces, g, sums, scheduler):  # type: ignore[no-untyped-def]
+def squares(pieces, g, sums, scheduler):
     """The sum of squares of each piece, in float64."""
     parallel(scheduler, len(pieces), _square_piece, (pieces, g, sums))
-    return 0
 
 
 @native
-def _scale_piece(k, pieces, g, factor):  # type: ignore[no-untyped-def]
+def _scale_piece(k, pieces, g, factor):
     by = g.dtype.type(factor)
     for i in range(pieces[k, 0], pieces[k, 1]):
         g[i] *= by
 
 
 @native
-def scale(pieces, g, factor, scheduler):  # type: ignore[no-untyped-def]
+def scale(pieces, g, factor, scheduler):
     """g *= factor"""
     parallel(scheduler, len(pieces), _scale_piece, (pieces, g, factor))
-    return 0
 
 
 @native
-def _clamp_piece(k, pieces, g, limit):  # type: ignore[no-untyped-def]
+def _clamp_piece(k, pieces, g, limit):
     most = g.dtype.type(limit)
     for i in range(pieces[k, 0], pieces[k, 1]):
         g[i] = min(max(g[i], -most), most)
 
 
 @native
-def clamp(pieces, g, limit, scheduler):  # type: ignore[no-untyped-def]
+def clamp(pieces, g, limit, scheduler):
     """g within ± limit"""
     parallel(scheduler, len(pieces), _clamp_piece, (pieces, g, limit))
-    return 0
 
 
 @native
-def _add_piece(k, pieces, total, g):  # type: ignore[no-untyped-def]
+def _add_piece(k, pieces, total, g):
     for i in range(pieces[k, 0], pieces[k, 1]):
         total[i] += g[i]
 
 
 @native
-def add(pieces, total, g, scheduler):  # type: ignore[no-untyped-def]
+def add(pieces, total, g, scheduler):
     """total += g"""
     parallel(scheduler, len(pieces), _add_piece, (pieces, total, g))
-    return 0
