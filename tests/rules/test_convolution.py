@@ -1,6 +1,7 @@
 """Conv and ConvTranspose, with every attribute, against differences and PyTorch."""
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from tests.gradients import check_rule, evaluate, model_of_node
@@ -74,6 +75,24 @@ TRANSPOSED = {
 def test_conv_transpose(case):
     shapes, attributes = TRANSPOSED[case]
     check_rule("ConvTranspose", *(normal(*s) for s in shapes), **attributes)
+
+
+@pytest.mark.parametrize("opset", [18, 24])
+@pytest.mark.parametrize("name", ["Conv", "ConvTranspose"])
+def test_other_opsets(name, opset):
+    check_rule(name, normal(2, 2, 6), normal(2, 2, 3), normal(2), opset=opset, strides=[2], pads=[1, 0], twice=False)
+
+
+@pytest.mark.parametrize("static", [True, False])
+@pytest.mark.parametrize("name", ["Conv", "ConvTranspose"])
+def test_in_half_precision(name, static):
+    """The gradient's types agree, whether or not a runtime has kernels for them."""
+    shapes = [(2, 4, 5, 6), (4, 2, 3, 2), (4,)]
+    attributes = {"group": 2, "strides": [2, 2], "auto_pad": "SAME_UPPER"}
+    if name == "ConvTranspose":
+        attributes |= {"output_shape": [9, 12]}
+    model, _ = model_of_node(name, [normal(*s) for s in shapes], attributes=attributes, dtype=np.float16, static=static)
+    onnx.checker.check_model(onnxgrad.gradient(model, ["in_0", "in_1", "in_2"]), full_check=True)
 
 
 def gradients(op_type, arrays, g, dtype=np.float64, static=True, **attributes):

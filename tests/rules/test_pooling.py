@@ -51,6 +51,12 @@ def test_average_counts_pads(case):
     check_rule("AveragePool", spaced(*shape), count_include_pad=1, opset=OPSET, **attributes)
 
 
+@pytest.mark.parametrize("opset", [18, 19, 24])
+@pytest.mark.parametrize("name", ["MaxPool", "AveragePool", "LpPool"])
+def test_pool_of_other_opsets(name, opset):
+    check_rule(name, spaced(1, 2, 7), of=[0], opset=opset, twice=False, kernel_shape=[3], strides=[2], pads=[1, 0])
+
+
 @pytest.mark.parametrize("shape", [(2, 2, 6), (2, 2, 5, 4), (1, 2, 4, 3, 5)])
 def test_max_pool_in_columns(shape):
     check_rule("MaxPool", spaced(*shape), of=[0], kernel_shape=[2] * (len(shape) - 2), storage_order=1)

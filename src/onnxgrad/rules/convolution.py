@@ -13,7 +13,7 @@ from onnxgrad.graph.tensor import Tensor
 from onnxgrad.rules import op, vjp
 
 END = 2**31 - 1
-MOST_SLICES = 12  # of a kernel gradient; past that, a convolution with a large kernel is faster
+MOST_SLICES = 10  # of a kernel gradient; past that, as for 7 × 7, a convolution with a large kernel is faster
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,8 @@ def halves(total: Tensor, auto_pad: str) -> Tensor:
 def windows_of(n: NodeView, image: Tensor, kernel: Tensor, *, group: int = 1) -> Windows:
     """Those of Conv or of a pool, by its attributes."""
     rank = image.rank - 2
-    strides, dilations = n.strides or [1] * rank, n.dilations or [1] * rank
+    strides = n.strides or [1] * rank
+    dilations = getattr(n, "dilations", None) or [1] * rank  # which AveragePool has from opset 19 on
     if n.auto_pad in ("SAME_UPPER", "SAME_LOWER"):
         pads = same_pads(image, extent(kernel, dilations), strides, n.auto_pad)
     else:

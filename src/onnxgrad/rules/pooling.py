@@ -4,6 +4,7 @@ from math import prod
 
 import numpy as np
 
+from onnxgrad.graph.builder import builder_at_work
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.rules import op, vjp
@@ -36,7 +37,7 @@ def _pool_windows(n: NodeView) -> Windows:
 def _over_windows(g: Tensor, n: NodeView, windows: Windows) -> Tensor:
     """For each element of the image the sum of `g` over the windows it is in."""
     X = n.X
-    ones = op.CastLike(np.ones([1, 1, *n.kernel_shape], np.float32), g)
+    ones = builder_at_work().constant(np.ones([1, 1, *n.kernel_shape]), g.dtype)
     alone = op.Reshape(g, op.Concat([-1, 1], spatial(g), axis=0))  # one convolution for all channels
     return op.Reshape(spread(alone, ones, windows, X), op.Shape(X))
 
