@@ -17,6 +17,7 @@ from onnxgrad import (
     gru_training,
     slice_grad,
 )
+from onnxgrad.ops.softmax import log_softmax_grad_13, softmax_grad_13
 from onnxgrad.runtime.custom_op import ELEMENT_TYPES
 from onnxgrad.tensor_types import DTYPES
 
@@ -144,6 +145,19 @@ def _some_of_gru(op: Any, outputs: Sequence[str]) -> Iterator[NodeCase]:
             yield NodeCase(op, case.parameters, case.make_inputs, outputs=outputs)
 
 
+def _softmax_grads() -> Iterator[NodeCase]:
+    for op, axis, dtype in itertools.product((softmax_grad_13, log_softmax_grad_13), (0, -1), FLOATS):
+
+        def make(op=op, axis=axis, dtype=dtype):
+            rng = np.random.default_rng(0)
+            x = rng.standard_normal((4, 20))
+            log = x - np.log(np.exp(x).sum(axis, keepdims=True))
+            y = log if op is log_softmax_grad_13 else np.exp(log)
+            return rng.standard_normal(x.shape).astype(dtype), y.astype(dtype)
+
+        yield NodeCase(op, {"type": str(dtype), "axis": _axis(axis)}, make, {"axis": axis})
+
+
 def _without(names: Sequence[str]) -> str:
     return "_".join(["without", *names]) if names else ""
 
@@ -157,6 +171,7 @@ CASES = [
     *_gather_elements_grad(),
     *_broadcast_gradient_args(),
     *_slice_grad(),
+    *_softmax_grads(),
     *_gru(),
 ]
 

@@ -119,11 +119,4 @@ vjp(
 )
 
 
-def _softmax(g: Tensor, n: NodeView) -> Tensor:
-    part = g * n.output
-    return part - n.output * op.ReduceSum(part, [n.axis], keepdims=1)
-
-
-vjp("Softmax", input=_softmax)
-vjp("LogSoftmax", input=lambda g, n: g - op.Exp(n.output) * op.ReduceSum(g, [n.axis], keepdims=1))
 no_gradient("Hardmax")

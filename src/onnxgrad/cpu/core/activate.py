@@ -27,7 +27,8 @@ def _float_of_bits(typing_context: Any, bits: Any) -> Any:
     return types.float32(types.int32), lambda context, builder, signature, v: builder.bitcast(v[0], ir.FloatType())
 
 
-def _exp(x: float) -> float:
+def exp(x: float) -> float:
+    """e to the power of x, for native code; NaN comes out as a number."""
     raise NotImplementedError("for compiled code only")
 
 
@@ -35,7 +36,7 @@ def _tanh(x: float) -> float:
     raise NotImplementedError("for compiled code only")
 
 
-@overload(_exp, strict=False)
+@overload(exp, strict=False)
 def _exp_for(x: Any) -> Any:
     if x != types.float32:
 
@@ -82,7 +83,7 @@ def _tanh_for(x: Any) -> Any:
         p = p * u + np.float32(0.1333261877298355)
         p = p * u + np.float32(-0.333333283662796)
         near = x + x * u * p
-        far = np.float32(1) - np.float32(2) / (_exp(np.float32(2) * abs(x)) + np.float32(1))
+        far = np.float32(1) - np.float32(2) / (exp(np.float32(2) * abs(x)) + np.float32(1))
         return near if abs(x) < np.float32(0.64) else (far if x > 0 else -far)
 
     return tanh32
@@ -105,7 +106,7 @@ def activate(code: int, alpha: float, beta: float, values: Array, start: int, co
     stop = start + count
     if code == SIGMOID:
         for i in range(start, stop):
-            store(values, i, one / (one + _exp(-load(values, i))))
+            store(values, i, one / (one + exp(-load(values, i))))
     elif code == TANH:
         for i in range(start, stop):
             store(values, i, _tanh(load(values, i)))
