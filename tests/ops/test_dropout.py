@@ -1,9 +1,9 @@
 """SeededDropout: what it drops, how often, and that its gradient is itself."""
 
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
+from onnx.reference import ReferenceEvaluator
 from tests.checks import FLOATS, check, check_refused, same_bits
 from tests.runtime.nodes import feeds_of, model_of
 
@@ -59,7 +59,7 @@ def test_in_a_session_with_and_without_the_kernel(shape, dtype):
     for options in (onnxruntime.SessionOptions(), onnxgrad.register()):
         session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
         assert same_bits(session.run(None, feeds_of(seeded_dropout, args))[0], expected)
-    reference = onnx.reference.ReferenceEvaluator(model)
+    reference = ReferenceEvaluator(model)
     assert same_bits(np.asarray(reference.run(None, feeds_of(seeded_dropout, args))[0]), expected)
 
 

@@ -15,6 +15,7 @@ from onnxgrad.tensor_types import Array
 from onnxgrad.threads import launch
 from onnxgrad.train.bound import BoundSession
 from onnxgrad.train.buffers import Buffers
+from onnxgrad.train.checkpoint import copy_into, read_checkpoint, replaced, write_checkpoint
 from onnxgrad.train.forms import SEED, to_inference_form
 from onnxgrad.train.graphs import evaluation_graph, step_graph
 from onnxgrad.train.losses import Total
@@ -206,6 +207,48 @@ class Trainer:
                 progress.end_epoch(records[-1])
         return records
 
+    def save(self, path: str | Path) -> None:
+        """Writes weights, statistics, the optimizer's state and where training is, as one safetensors file.
+
+        The file at `path` is replaced in one go, when all of the new one is on the disk.
+        """
+        arrays = {f"parameter/{name}": a for name, a in self.parameters.items()}
+        arrays |= {f"statistics/{name}": a for name, a in self.statistics.items()}
+        for slot, array in self._state.slots.items():
+            arrays |= {f"optimizer/{slot}/{name}": a for name, a in self._buffers.views(array).items()}
+        if self._total is not None and self._waiting:
+            arrays |= {f"waiting/{name}": a for name, a in self._buffers.views(self._total).items()}
+        facts = {
+            "steps": self._state.steps, "batches": self._batches, "seed": self.seed, "waiting": self._waiting,
+            "optimizer": self.optimizer.name,
+        }  # fmt: skip
+        write_checkpoint(Path(path), arrays, facts)
+
+    def restore(self, path: str | Path) -> None:
+        """Goes on where the trainer was that saved the file: the same numbers follow as if it had not stopped."""
+        arrays, facts = read_checkpoint(Path(path))
+        if facts["optimizer"] != self.optimizer.name:
+            raise ValueError(f"{str(path)!r} is of a run with {facts['optimizer']}, not {self.optimizer.name}")
+        groups = {"parameter": self.parameters, "statistics": self.statistics}
+        groups |= {f"optimizer/{slot}": self._buffers.views(array) for slot, array in self._state.slots.items()}
+        if facts["waiting"]:
+            if self._total is None:
+                raise ValueError(f"{str(path)!r} was saved between micro-batches: set accumulate as it was")
+            groups["waiting"] = self._buffers.views(self._total)
+        targets = {f"{group}/{name}": a for group, views in groups.items() for name, a in views.items()}
+        copy_into(targets, arrays, str(path))
+        self._state.steps, self._batches = facts["steps"], facts["batches"]
+        self.seed, self._waiting = facts["seed"], facts["waiting"]
+
+    @classmethod
+    def load(
+        cls, path: str | Path, model: Any, loss: Total | str, optimizer: Optimizer, *args: Any, **kwargs: Any
+    ) -> "Trainer":
+        """A trainer as it was saved; model, loss and the rest as for Trainer()."""
+        trainer = cls(model, loss, optimizer, *args, **kwargs)
+        trainer.restore(path)
+        return trainer
+
     def export(self, path: str | Path) -> None:
         """Writes the model as it came, in inference form, with the trained weights."""
         model = load(self._source)
@@ -213,13 +256,8 @@ class Trainer:
             value = model.graph.initializers[name]
             value.const_value = ir.Tensor(array, name=name)
         to_inference_form(model.graph)
-        target = Path(path)
-        draft = target.with_name(f".{target.name}.part")  # a full disk leaves what was there before
-        try:
+        with replaced(Path(path)) as draft:
             ir.save(model, draft)
-            draft.replace(target)
-        finally:
-            draft.unlink(missing_ok=True)
 
 
 def _trainable(name: str, tensor: Any) -> Array:
