@@ -12,7 +12,7 @@ class _Recurrent(OpRun):
     states = 2  # how many outputs the ONNX operator has
 
     def _run(self, X: Any, W: Any, R: Any, B: Any = None, *more: Any, layout: int = 0, **attributes: Any) -> Any:
-        lengths, *others = [*more, None, None][: max(2, len(more))]
+        lengths, *others = more or (None,)
         firsts, rest = others[: self.states - 1], others[self.states - 1 :]
         if layout:
             X, firsts = X.swapaxes(0, 1), [None if s is None else s.swapaxes(0, 1) for s in firsts]
@@ -28,5 +28,11 @@ class GRU(_Recurrent):
     """As onnxruntime computes it."""
 
 
-RECURRENT = [GRU]
+class LSTM(_Recurrent):
+    """As onnxruntime computes it."""
+
+    states = 3
+
+
+RECURRENT = [GRU, LSTM]
 FAILING = {"GRU", "LSTM"}  # onnxruntime makes a session of these in float64, which then does not run

@@ -11,9 +11,12 @@ from tests.gradients import check_rule, evaluate, model_of_node
 import onnxgrad
 
 S, N, WIDTH, H = 3, 2, 3, 2
-GATES = {"GRU": 3}
-OUTPUTS = {"GRU": 2}
-OWN = {"GRU": [{"linear_before_reset": 0}, {"linear_before_reset": 1}]}  # attributes that one of them alone has
+GATES = {"GRU": 3, "LSTM": 4}
+OUTPUTS = {"GRU": 2, "LSTM": 3}
+OWN = {
+    "GRU": [{"linear_before_reset": 0}, {"linear_before_reset": 1}],
+    "LSTM": [{"input_forget": 0}, {"input_forget": 1}],
+}  # attributes that one of them alone has
 LENGTHS = np.array([2, 3], np.int32)
 
 
@@ -66,6 +69,10 @@ ACTIVATIONS = {
         {"activations": ["HardSigmoid", "LeakyRelu"], "activation_alpha": [0.3, 0.1], "activation_beta": [0.4]},
         {"activations": ["Sigmoid", "Tanh", "Softsign", "Elu"], "direction": "bidirectional"},
     ],
+    "LSTM": [
+        {"activations": ["HardSigmoid", "LeakyRelu", "Softsign"], "activation_alpha": [0.3, 0.1]},
+        {"activations": ["Sigmoid", "Tanh", "Tanh", "Softsign", "Elu", "Affine"], "direction": "bidirectional"},
+    ],
 }
 
 
@@ -105,7 +112,7 @@ def run(model, feeds, options=None):
 
 
 # How torch orders the gates, in terms of ONNX's: z r h, i o f c, and one.
-TORCH_ORDER = {"GRU": (1, 0, 2)}
+TORCH_ORDER = {"GRU": (1, 0, 2), "LSTM": (0, 3, 1, 2)}
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])

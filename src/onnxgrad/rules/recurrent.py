@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
+from onnxgrad.op import OPERATORS
 from onnxgrad.rules import nondiff, op, todo, vjp
 from onnxgrad.rules.registry import Function
 
@@ -23,13 +24,13 @@ def _swapped(x: Tensor | None) -> Tensor | None:
 
 
 def _training(n: NodeView, name: str, inputs: Sequence[Tensor | None], states: int, own: Sequence[str]) -> list[Tensor]:
-    """Every state [S,D,N,H] and the last ones [D,N,H] of <name>Training, laid out as the node has them.
+    """Every state [S,D,N,H] and the last ones [D,N,H] of the operator `name`, laid out as the node has them.
 
     `inputs` are those after X; the first `states` outputs of the operator are what the ONNX operator gives.
     """
     X = _swapped(n.X) if n.layout else n.X
     attributes = {a: getattr(n, a) for a in (*ATTRIBUTES, *own)}
-    results = getattr(op, name)(X, *inputs, outputs=states + 1, **attributes)[:states]
+    results = getattr(op, name)(X, *inputs, outputs=len(OPERATORS[name].outputs), **attributes)[:states]
     if not n.layout:
         return list(results)
     return [op.Transpose(results[0], perm=[2, 0, 1, 3]), *(op.Transpose(r, perm=[1, 0, 2]) for r in results[1:])]
@@ -78,4 +79,56 @@ vjp(
     B=_of_gru(3),
     SL=nondiff,
     Ht0=_of_gru(4),
+)
+
+
+def _lstm_training(n: NodeView) -> list[Tensor]:
+    firsts = [_swapped(v) if n.layout else v for v in (n.initial_h, n.initial_c)]
+    inputs = n.W, n.R, n.B, n.sequence_lens, *firsts, n.P
+    return _training(n, "LSTMTraining", inputs, 3, ["input_forget"])
+
+
+vjp(
+    "LSTM",
+    outputs=("Y", "Y_h", "Y_c"),
+    rewrite=_lstm_training,
+    X=by_rewriting,
+    W=by_rewriting,
+    R=by_rewriting,
+    B=by_rewriting,
+    sequence_lens=nondiff,
+    initial_h=by_rewriting,
+    initial_c=by_rewriting,
+    P=by_rewriting,
+)
+
+
+def _of_lstm(k: int) -> Function:
+    """The k-th output of LSTMGrad, which one node computes for all inputs."""
+
+    def function(g: Tensor | None, n: NodeView) -> Tensor:
+        if n.grad(3) is not None or n.grad(4) is not None:
+            raise ValueError(NO_GATES.format("LSTMTraining", "CAll or IOFC"))
+        attributes = {a: getattr(n, a) for a in (*ATTRIBUTES, "input_forget")}
+        kept = n.HAll, n.CAll, n.IOFC
+        # B is needed to tell what clip cut off.
+        given = n.X, n.W, n.R, n.SL, n.Ht0, n.Ct0, *kept, n.grad(0), n.grad(1), n.grad(2), n.B if n.clip else None, n.P
+        found: tuple[Tensor, ...] = op.LSTMGrad(*given, outputs=7, **attributes)
+        return found[k]
+
+    return function
+
+
+vjp(
+    "LSTMTraining",
+    domain=MICROSOFT,
+    outputs=("HAll", "HFinal", "CFinal"),
+    X=_of_lstm(0),
+    W=_of_lstm(1),
+    R=_of_lstm(2),
+    B=_of_lstm(3),
+    SL=nondiff,
+    Ht0=_of_lstm(4),
+    Ct0=_of_lstm(5),
+    P=_of_lstm(6),
 )
