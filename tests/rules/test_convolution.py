@@ -15,6 +15,7 @@ def normal(*shape):
     return RNG.standard_normal(shape)
 
 
+TWICE = {"two axes", "strides and dilations", "groups", "SAME_LOWER with stride", "kernel_shape given", "output_shape"}
 CONV = {
     "one axis": ([(2, 3, 7), (4, 3, 3), (4,)], {}),
     "two axes": ([(2, 3, 5, 4), (2, 3, 3, 2), (2,)], {"pads": [1, 0, 1, 2]}),
@@ -46,7 +47,7 @@ CONV = {
 @pytest.mark.parametrize("case", CONV)
 def test_conv(case):
     shapes, attributes = CONV[case]
-    check_rule("Conv", *(normal(*s) for s in shapes), **attributes)
+    check_rule("Conv", *(normal(*s) for s in shapes), twice=case in TWICE, **attributes)
 
 
 TRANSPOSED = {
@@ -74,7 +75,7 @@ TRANSPOSED = {
 @pytest.mark.parametrize("case", TRANSPOSED)
 def test_conv_transpose(case):
     shapes, attributes = TRANSPOSED[case]
-    check_rule("ConvTranspose", *(normal(*s) for s in shapes), **attributes)
+    check_rule("ConvTranspose", *(normal(*s) for s in shapes), twice=case in TWICE, **attributes)
 
 
 @pytest.mark.parametrize("opset", [18, 24])

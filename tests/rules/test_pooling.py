@@ -18,6 +18,7 @@ def spaced(*shape):
     return (RNG.permutation(size) / size * 4 - 2 + 0.3 / size).reshape(shape)
 
 
+TWICE = {"strides", "dilations and ceil_mode", "SAME_UPPER"}
 POOLS = {
     "one axis": ((2, 2, 6), {"kernel_shape": [2]}),
     "two axes": ((2, 2, 5, 4), {"kernel_shape": [2, 3]}),
@@ -42,16 +43,16 @@ POOLS = {
 @pytest.mark.parametrize("name", ["MaxPool", "AveragePool", "LpPool"])
 def test_pool(name, case):
     shape, attributes = POOLS[case]
-    check_rule(name, spaced(*shape), of=[0], opset=OPSET, **attributes)
+    check_rule(name, spaced(*shape), of=[0], opset=OPSET, twice=case in TWICE, **attributes)
 
 
 @pytest.mark.parametrize("case", [c for c in POOLS if "pad" in str(POOLS[c])])
 def test_average_counts_pads(case):
     shape, attributes = POOLS[case]
-    check_rule("AveragePool", spaced(*shape), count_include_pad=1, opset=OPSET, **attributes)
+    check_rule("AveragePool", spaced(*shape), count_include_pad=1, opset=OPSET, twice=False, **attributes)
 
 
-@pytest.mark.parametrize("opset", [18, 19, 24])
+@pytest.mark.parametrize("opset", [18, 24])
 @pytest.mark.parametrize("name", ["MaxPool", "AveragePool", "LpPool"])
 def test_pool_of_other_opsets(name, opset):
     check_rule(name, spaced(1, 2, 7), of=[0], opset=opset, twice=False, kernel_shape=[3], strides=[2], pads=[1, 0])

@@ -193,7 +193,13 @@ def _by_slices(image: Tensor, g: Tensor, kernel: Tensor, windows: Windows, shape
 
 def _in_groups(x: Tensor, windows: Windows, order: list[int]) -> Tensor:
     """[N, C, …] as [N, group, C / group, …], these three in another order."""
-    x = op.Reshape(x, op.Concat(op.Shape(x, end=1), [windows.group, -1], spatial(x), axis=0))
+    channels = x.shape[1] if x.shape is not None else None
+    groups = [windows.group, channels // windows.group if isinstance(channels, int) else -1]
+    sizes = known(spatial(x))
+    if sizes is not None:
+        x = op.Reshape(x, [0, *groups, *sizes])
+    else:
+        x = op.Reshape(x, op.Concat(op.Shape(x, end=1), groups, spatial(x), axis=0))
     return x if order == [0, 1, 2] else op.Transpose(x, perm=[*order, *range(3, 3 + windows.rank)])
 
 
