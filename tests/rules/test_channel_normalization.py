@@ -11,7 +11,7 @@ def positive(*shape):
     return RNG.uniform(0.5, 1.5, shape)
 
 
-@pytest.mark.parametrize("shape", [(3, 4), (2, 4, 3), (2, 4, 3, 2)])
+@pytest.mark.parametrize("shape", [(3, 4), (2, 4, 3, 2)])
 def test_batch_normalization(shape):
     channels = [positive(4) for _ in range(4)]
     check_rule("BatchNormalization", RNG.standard_normal(shape), *channels, epsilon=0.1)
@@ -31,7 +31,7 @@ def test_instance_normalization(shape):
     check_rule("InstanceNormalization", RNG.standard_normal(shape), positive(4), positive(4), epsilon=0.1)
 
 
-@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("groups", [2, 4])
 def test_group_normalization(groups):
     x = RNG.standard_normal((2, 4, 3, 2))
     check_rule("GroupNormalization", x, positive(4), positive(4), num_groups=groups, epsilon=0.1)

@@ -22,7 +22,7 @@ def test_simplified(axis):
     check_rule("SimplifiedLayerNormalization", X, positive(*X.shape[axis:]), axis=axis, epsilon=0.1)
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 4), (1, 3, 4), (3, 4)])
+@pytest.mark.parametrize("shape", [(2, 3, 4), (3, 4)])
 def test_skip(shape):
     skip = RNG.standard_normal(shape)
     check_rule(SKIP, X, skip, positive(4), positive(4), positive(4), domain="com.microsoft", epsilon=0.1)
@@ -30,7 +30,6 @@ def test_skip(shape):
 
 
 def test_skip_without_shifts():
-    check_rule(SKIP, X, X[::-1], positive(4), domain="com.microsoft")
     check_rule(SKIP, X, X[::-1], positive(4), None, positive(4), domain="com.microsoft")
     check_rule(SKIP_SIMPLIFIED, X, X[::-1], positive(4), domain="com.microsoft")
 
