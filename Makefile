@@ -10,10 +10,10 @@ demo: .venv/ready
 # The tests whose cases go through tests/checks.py to the device under test, and those of calls on a GPU.
 ON_A_GPU := $(patsubst %,tests/ops/test_%.py,gather gather_elements slice gru gru_errors) tests/test_golden.py tests/test_cuda_calls.py
 
-# On the CPU, then the Triton kernels in Triton's interpreter, which needs no GPU; its report ends with what it left
+# On the CPU, two files at a time, then the Triton kernels in Triton's interpreter, which needs no GPU; its report ends with what it left
 # out. Then sessions once more, in the oldest onnxruntime that will do.
 test: .venv/ready .oldest/ready
-	$(PY) -m pytest
+	$(PY) -m pytest --numprocesses 2 --dist loadfile
 	TRITON_INTERPRET=1 ONNXGRAD_TEST_DEVICE=interpreter $(PY) -m pytest $(ON_A_GPU)
 	PYTHONPATH=.oldest $(PY) -m pytest tests/runtime
 

@@ -47,7 +47,7 @@ def kernels_of(module):
 
 
 # What only reads shapes runs on the host, wherever the arrays are.
-WITHOUT_CUDA = {"lstm"}
+WITHOUT_CUDA = {"lstm", "rnn"}
 ON_A_GPU = sorted({op.module for op in OPERATORS.values() if not op.on_host_only} - WITHOUT_CUDA)
 
 
@@ -95,7 +95,8 @@ def test_files_are_short_and_open_with_a_sentence(path):
 
 def test_import_is_quick_and_loads_no_compiler_and_no_framework():
     code = (
-        "import sys, time\nstart = time.perf_counter()\nimport onnxgrad\ntook = time.perf_counter() - start\n"
+        # Its own time, whatever else the machine is doing.
+        "import sys, time\nstart = time.process_time()\nimport onnxgrad\ntook = time.process_time() - start\n"
         "heavy = ['numba', 'llvmlite', 'torch', 'triton', 'onnxruntime', 'onnx_ir', 'rich', 'click']\n"
         "heavy = [m for m in heavy if m in sys.modules]\n"
         "print(took, *heavy)"

@@ -10,6 +10,7 @@ from onnxgrad.ops.gather import gather_grad
 from onnxgrad.ops.gather_elements import gather_elements_grad
 from onnxgrad.ops.gru import gru_grad, gru_training
 from onnxgrad.ops.lstm import lstm_grad, lstm_training
+from onnxgrad.ops.rnn import rnn_grad
 from onnxgrad.ops.slice import slice_grad
 from onnxgrad.runtime.register import register
 from onnxgrad.schema import reference_ops
@@ -19,10 +20,15 @@ if _TYPE_CHECKING:
     from onnxgrad.checking import check_gradient
     from onnxgrad.differentiate import gradient
     from onnxgrad.rules import vjp
+    from onnxgrad.train import losses, optim, schedules
+    from onnxgrad.train.batches import Batches
+    from onnxgrad.train.trainer import Trainer
 
 _discover()
 __version__ = "0.1.0"
 __all__ = [
+    "Batches",
+    "Trainer",
     "add_functions",
     "broadcast_gradient_args",
     "check_gradient",
@@ -32,18 +38,27 @@ __all__ = [
     "gradient",
     "gru_grad",
     "gru_training",
+    "losses",
     "lstm_grad",
     "lstm_training",
+    "optim",
     "reference_ops",
     "register",
+    "rnn_grad",
+    "schedules",
     "set_num_threads",
     "slice_grad",
     "vjp",
 ]
 
 _LATER = {
+    "Batches": "onnxgrad.train.batches",
+    "Trainer": "onnxgrad.train.trainer",
     "check_gradient": "onnxgrad.checking",
     "gradient": "onnxgrad.differentiate",
+    "losses": "onnxgrad.train",
+    "optim": "onnxgrad.train",
+    "schedules": "onnxgrad.train",
     "vjp": "onnxgrad.rules",
 }  # what needs onnx_ir, which takes its time
 
@@ -53,6 +68,7 @@ def __getattr__(name: str) -> _Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    value = getattr(importlib.import_module(_LATER[name]), name)
+    module = importlib.import_module(_LATER[name])
+    value = getattr(module, name, None) or importlib.import_module(f"{_LATER[name]}.{name}")
     globals()[name] = value
     return value
