@@ -22,7 +22,12 @@ ASK = ctypes.CFUNCTYPE(None, *[_WORD] * 6)
 
 
 def register(options: Any = None) -> Any:
-    """Makes every operator of onnxgrad known to sessions made with `options`, new ones if None; returns them."""
+    """Makes every operator of onnxgrad known to sessions made with `options`, new ones if None; returns them.
+
+    Use the options for models with such operators. A model that does not import the domain com.microsoft, where they
+    are, may fail to load with them: onnxruntime then takes the domain for one of version 1000, and finds none of the
+    operators of its own that it puts together from others, QuickGelu for x · Sigmoid(x), say.
+    """
     try:
         import onnxruntime
     except ImportError as error:
