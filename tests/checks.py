@@ -318,6 +318,7 @@ _EXPECTED: dict[str, Callable[..., Expected]] = {
     "GRUGrad": _recurrence,
     "LSTMTraining": _recurrence,
     "LSTMGrad": _recurrence,
+    "RNNGrad": _recurrence,
 }
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from tests import gru_cases
+from tests import gru_cases, lstm_cases, rnn_cases
 from tests.checks import FLOATS, INDICES
 
 from onnxgrad import (
@@ -15,6 +15,9 @@ from onnxgrad import (
     gather_grad,
     gru_grad,
     gru_training,
+    lstm_grad,
+    lstm_training,
+    rnn_grad,
     slice_grad,
 )
 from onnxgrad.ops.softmax import log_softmax_grad_13, softmax_grad_13
@@ -158,6 +161,25 @@ def _softmax_grads() -> Iterator[NodeCase]:
         yield NodeCase(op, {"type": str(dtype), "axis": _axis(axis)}, make, {"axis": axis})
 
 
+def _lstm_and_rnn() -> Iterator[NodeCase]:
+    for dtype, direction, bare in itertools.product(FLOATS, gru_cases.DIRECTIONS, (False, True)):
+        sizes = {"S": 4, "N": 3, "inputs": 5, "H": 6, "direction": direction, "lengths": not bare, "dtype": dtype.type}
+        attributes = {"direction": direction, "hidden_size": 6, "clip": 0.5}
+
+        def lstm(sizes=sizes, bare=bare):
+            return lstm_cases.case(**sizes).without(*(lstm_cases.OPTIONALS if bare else ()))
+
+        def rnn(sizes=sizes, bare=bare):
+            return rnn_cases.case(**sizes).without(*(rnn_cases.OPTIONALS if bare else ()))
+
+        parameters = {"type": str(dtype), "direction": direction, "absent": _without(["optionals"] if bare else [])}
+        forgetful = {**attributes, "input_forget": int(bare)}
+        yield NodeCase(lstm_training, parameters, lambda lstm=lstm: lstm().forward, forgetful)
+        yield NodeCase(lstm_grad, parameters, lambda lstm=lstm, kw=forgetful: lstm().backward(**kw), forgetful)
+        how = {"direction": direction, "clip": 0.5}
+        yield NodeCase(rnn_grad, parameters, lambda rnn=rnn, how=how: rnn().backward(**how), attributes)
+
+
 def _without(names: Sequence[str]) -> str:
     return "_".join(["without", *names]) if names else ""
 
@@ -173,6 +195,7 @@ CASES = [
     *_slice_grad(),
     *_softmax_grads(),
     *_gru(),
+    *_lstm_and_rnn(),
 ]
 
 

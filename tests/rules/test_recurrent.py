@@ -11,11 +11,12 @@ from tests.gradients import check_rule, evaluate, model_of_node
 import onnxgrad
 
 S, N, WIDTH, H = 3, 2, 3, 2
-GATES = {"GRU": 3, "LSTM": 4}
-OUTPUTS = {"GRU": 2, "LSTM": 3}
+GATES = {"GRU": 3, "LSTM": 4, "RNN": 1}
+OUTPUTS = {"GRU": 2, "LSTM": 3, "RNN": 2}
 OWN = {
     "GRU": [{"linear_before_reset": 0}, {"linear_before_reset": 1}],
     "LSTM": [{"input_forget": 0}, {"input_forget": 1}],
+    "RNN": [{}],
 }  # attributes that one of them alone has
 LENGTHS = np.array([2, 3], np.int32)
 
@@ -73,6 +74,10 @@ ACTIVATIONS = {
         {"activations": ["HardSigmoid", "LeakyRelu", "Softsign"], "activation_alpha": [0.3, 0.1]},
         {"activations": ["Sigmoid", "Tanh", "Tanh", "Softsign", "Elu", "Affine"], "direction": "bidirectional"},
     ],
+    "RNN": [
+        {"activations": ["LeakyRelu"], "activation_alpha": [0.1]},
+        {"activations": ["Affine", "Softsign"], "activation_alpha": [0.6], "direction": "bidirectional"},
+    ],
 }
 
 
@@ -98,12 +103,15 @@ def test_the_states_stay_what_onnxruntime_computes(name, direction):
         model, feeds = model_of_node(name, given, OUTPUTS[name], attributes=attributes, dtype=np.float32)
         expected = run(model, feeds)
         once = onnxgrad.gradient(model, "in_0", [o.name for o in model.graph.output])
-        assert not any(node.op_type == name for node in once.graph.node)
+        assert [node.op_type for node in once.graph.node].count(name) == (name == "RNN")
         assert [o.name for o in once.graph.output[: OUTPUTS[name]]] == [o.name for o in model.graph.output]
         seeds = {f"out_{k}_grad": np.ones_like(e) for k, e in enumerate(expected)}
         for options in (onnxruntime.SessionOptions(), onnxgrad.register()):
             for got, wanted in zip(run(once, feeds | seeds, options), expected, strict=False):
                 np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
+        wide, feeds = model_of_node(name, given, OUTPUTS[name], attributes=attributes)
+        for got, wanted in zip(evaluate(wide, feeds), expected, strict=True):  # what differences are taken of
+            np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
 
 
 def run(model, feeds, options=None):
@@ -112,7 +120,7 @@ def run(model, feeds, options=None):
 
 
 # How torch orders the gates, in terms of ONNX's: z r h, i o f c, and one.
-TORCH_ORDER = {"GRU": (1, 0, 2), "LSTM": (0, 3, 1, 2)}
+TORCH_ORDER = {"GRU": (1, 0, 2), "LSTM": (0, 3, 1, 2), "RNN": (0,)}
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])

@@ -20,6 +20,9 @@ from onnxgrad import (
     gather_grad,
     gru_grad,
     gru_training,
+    lstm_grad,
+    lstm_training,
+    rnn_grad,
     slice_grad,
 )
 from onnxgrad.runtime import compute, plan
@@ -59,6 +62,12 @@ def test_slice_grad(case):
 
 @pytest.mark.parametrize("case", cases_of(gru_training, gru_grad), ids=str)
 def test_gru(case):
+    check_case(case)
+
+
+@on_the_cpu
+@pytest.mark.parametrize("case", cases_of(lstm_training, lstm_grad, rnn_grad), ids=str)
+def test_lstm_and_rnn(case):
     check_case(case)
 
 

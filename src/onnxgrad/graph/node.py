@@ -38,7 +38,7 @@ class NodeView:
         if self._schema is not None and name in self._schema.attributes:
             default = self._schema.attributes[name].default_value
             value = helper.get_attribute_value(default) if default.name else None
-            return value.decode() if isinstance(value, bytes) else value
+            return [_text(v) for v in value] if isinstance(value, list) else _text(value)
         if self._schema is None:
             return None
         raise AttributeError(f"{self.node.op_type} has no input, output or attribute {name!r}")
@@ -63,3 +63,7 @@ class NodeView:
 def _plain(attribute: ir.Attr) -> Any:
     value = attribute.value
     return list(value) if isinstance(value, (tuple, list)) else value
+
+
+def _text(value: Any) -> Any:
+    return value.decode() if isinstance(value, bytes) else value

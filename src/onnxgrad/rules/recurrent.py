@@ -132,3 +132,33 @@ vjp(
     Ct0=_of_lstm(5),
     P=_of_lstm(6),
 )
+
+
+def _of_rnn(k: int) -> Function:
+    """The k-th output of RNNGrad, which one node computes for all inputs; the states are all it needs of the RNN."""
+
+    def function(g: Tensor | None, n: NodeView) -> Tensor:
+        X, first, Y, dY_h = n.X, n.initial_h, n.Y, n.grad(1)
+        if n.layout:
+            X, first, dY_h = _swapped(X), _swapped(first), _swapped(dY_h)
+            Y, g = (None if v is None else op.Transpose(v, perm=[1, 2, 0, 3]) for v in (Y, g))
+        attributes = {a: getattr(n, a) for a in ATTRIBUTES}
+        # By default there are two, of which a single direction uses the first.
+        attributes["activations"] = attributes["activations"][: 2 if n.direction == "bidirectional" else 1]
+        given = X, n.W, n.R, n.B if n.clip else None, n.sequence_lens, first, Y, g, dY_h
+        found: Tensor = op.RNNGrad(*given, outputs=5, **attributes)[k]
+        return _swapped(found) if n.layout and k in (0, 4) else found  # type: ignore[return-value]
+
+    return function
+
+
+vjp(
+    "RNN",
+    outputs=("Y", "Y_h"),
+    X=_of_rnn(0),
+    W=_of_rnn(1),
+    R=_of_rnn(2),
+    B=_of_rnn(3),
+    sequence_lens=nondiff,
+    initial_h=_of_rnn(4),
+)

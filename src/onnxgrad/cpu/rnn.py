@@ -1,0 +1,67 @@
+"""RNNGrad on the CPU: half types are widened to float32 on the way in and rounded on the way out."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from onnxgrad.cpu.core.convert import narrow
+from onnxgrad.cpu.core.gemm import gemm_address
+from onnxgrad.cpu.core.recurrent import codes_of, input_of, lengths_of, rows_per_block, working_copy
+from onnxgrad.cpu.core.rnn_backward import rnn_backward
+from onnxgrad.memory import workspace
+from onnxgrad.ops.rnn import chosen_activations
+from onnxgrad.recurrent import DIRECTIONS
+from onnxgrad.tensor_types import Array, accumulator
+from onnxgrad.threads import get_num_threads, launch
+
+
+def rnn_grad(
+    X: Array,
+    W: Array,
+    R: Array,
+    B: Array | None,
+    SL: Array | None,
+    Ht0: Array | None,
+    HAll: Array,
+    dHAll: Array | None,
+    dHFinal: Array | None,
+    dX: Array | None,
+    dW: Array | None,
+    dR: Array | None,
+    dB: Array | None,
+    dH0: Array | None,
+    hidden_size: int | None,
+    direction: str,
+    activations: Sequence[str] | None,
+    activation_alpha: Sequence[float] | None,
+    activation_beta: Sequence[float] | None,
+    clip: float | None,
+) -> None:
+    outputs = (dX, dW, dR, dB, dH0)
+    results = [working_copy(a, X.dtype) for a in outputs]
+    settings = {
+        "direction": direction,
+        "activations": activations,
+        "activation_alpha": activation_alpha,
+        "activation_beta": activation_beta,
+    }
+    launch(
+        rnn_backward,
+        *(input_of(a, X.dtype) for a in (X, W, R, B)),
+        lengths_of(X, SL),
+        *(input_of(a, X.dtype) for a in (Ht0, HAll, dHAll, dHFinal)),
+        *results,
+        workspace((X.shape[0] * X.shape[1] * R.shape[2],), accumulator(X.dtype)),
+        tuple(a is not None for a in outputs),
+        *codes_of(chosen_activations(settings)),
+        clip or 0.0,
+        np.array(DIRECTIONS[direction]),
+        (*X.shape, R.shape[2], R.shape[0]),
+        rows_per_block(X.shape[1]),
+        get_num_threads(),
+        gemm_address(accumulator(X.dtype)),
+        bytes_touched=X.nbytes + R.nbytes + HAll.nbytes,
+    )
+    for array, result in zip(outputs, results, strict=True):
+        if array is not None:
+            narrow(result, array)
