@@ -26,6 +26,8 @@ MODULES = (
     "tests.ops.test_gather",
     "tests.ops.test_gather_elements",
     "tests.ops.test_slice",
+    "tests.ops.test_softmax",
+    "tests.ops.test_dropout",
     "tests.ops.test_gru",
     "tests.ops.test_gru_errors",
     "tests.test_golden",
