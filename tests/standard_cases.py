@@ -176,11 +176,11 @@ def table(outcomes: dict[str, Outcome]) -> str:
     lines = [
         "# ONNX's own tests, differentiated",
         "",
-        f"Written by `python -m tests.standard_cases` with onnx {onnx.__version__}: every node test of the standard, its",
-        "gradient with respect to all inputs beside central differences in float64. A case is *right* if they agree to",
-        f"{EXACT:g}, relative, in three random directions for each input; where the inputs sit on a kink or a tie, after",
-        f"they were moved by {JITTERS[0]:g} or {JITTERS[1]:g}, or spread evenly. *No gradient*: integers, comparisons, steps,",
-        "texts, sequences.",
+        f"Written by `python -m tests.standard_cases` with onnx {onnx.__version__}: every node test of the standard,",
+        "its gradient with respect to all inputs beside central differences in float64. A case is *right* if the two",
+        f"agree to {EXACT:g}, relative, in three random directions for each input; where the inputs sit on a kink or a",
+        f"tie, after they were moved by {JITTERS[0]:g} or {JITTERS[1]:g}, or spread evenly. *No gradient*: integers,",
+        "comparisons, steps, texts, sequences.",
         "*Cannot check*: runs in float64 neither in onnxruntime nor in onnx.reference, is random, or is infinite.",
         "",
     ]

@@ -14,6 +14,7 @@ from onnx_ir.passes import common as passes
 
 from onnxgrad.functions import WRITTEN_BY, add_functions
 from onnxgrad.graph.builder import MICROSOFT
+from onnxgrad.graph.folding import fold_shapes
 from onnxgrad.graph.inference import infer_shapes
 from onnxgrad.graph.tensor import MOST_READ
 from onnxgrad.op import OPERATORS
@@ -45,6 +46,8 @@ def prepare(model: ir.Model) -> Prepared:
     _name_all_nodes(model.graph)
     renamed = _name_dimensions(model.graph)
     model = _inferred(model)
+    while fold_shapes(model.graph, dict(model.graph.opset_imports)):
+        model = _inferred(model)
     inputs = {v.name: v for v in model.graph.inputs}
     nameless = [(inputs[name], shape) for name, shape in renamed]
     return Prepared(model, dict(model.graph.opset_imports), nameless)

@@ -84,7 +84,7 @@ class Builder:
         given = {k: v for k, v in (attributes or {}).items() if v is not None}
         proto_attributes = [ir.convenience.convert_attribute(k, v) for k, v in given.items()]
         wrapped = {a.name: a for a in proto_attributes}
-        if (folded := self._fold(op_type, domain, values, wrapped, outputs)) is not None:
+        if (folded := self.fold(op_type, domain, values, wrapped, outputs)) is not None:
             return folded
         key = self._key(domain, op_type, values, wrapped)
         found = self._made.get(key)
@@ -231,7 +231,7 @@ class Builder:
                 return tuple(held[int(k)] for k in which)
         return None
 
-    def _fold(
+    def fold(
         self, op_type: str, domain: str, values: list[ir.Value | None], attributes: Any, outputs: int
     ) -> tuple[Tensor, ...] | None:
         """The result of a node whose inputs are constant, or of Shape where the shape is known."""

@@ -8,7 +8,55 @@ import onnx
 SAME_AS_FIRST_INPUT = {"GroupNormalization", "MeanVarianceNormalization"}  # functions that onnx does not look into
 
 
+SHAPED_BY = {"Reshape": 1, "Expand": 1, "ConstantOfShape": 0}  # which input says the output's shape
+
+
 def infer_shapes(model: onnx.ModelProto, **options: Any) -> onnx.ModelProto:
+    """onnx.shape_inference.infer_shapes, and as many dimensions as a shape has entries where these are not known."""
+    inferred = _inferred(model, **options)
+    while _declare_ranks(inferred.graph):
+        inferred = _inferred(inferred, **options)
+    return inferred
+
+
+def _declare_ranks(graph: onnx.GraphProto) -> bool:
+    """Gives results of Reshape and the like dimensions, unknown but named; whether there were such results."""
+    types = {v.name: v.type.tensor_type for v in (*graph.input, *graph.output, *graph.value_info)}
+    lengths = {name: _length(kind) for name, kind in types.items()}
+    lengths |= {t.name: t.dims[0] for t in graph.initializer if len(t.dims) == 1}
+    changed = False
+    for node in graph.node:
+        at = SHAPED_BY.get(node.op_type)
+        if at is None or node.domain not in ("", "ai.onnx") or len(node.input) <= at:
+            continue
+        (name,), length = node.output, lengths.get(node.input[at])
+        kind = types.get(name)
+        if length is None or (kind is not None and kind.HasField("shape")):
+            continue
+        source = types.get(node.input[0])
+        if node.op_type == "Expand":
+            if source is None or not source.HasField("shape"):
+                continue
+            length = max(length, len(source.shape.dim))
+        if kind is None:
+            if source is None:
+                continue
+            kind = graph.value_info.add(name=name).type.tensor_type
+            kind.elem_type = source.elem_type
+        for k in range(length):
+            kind.shape.dim.add(dim_param=f"{name}_dim_{k}")
+        types[name], changed = kind, True
+    return changed
+
+
+def _length(kind: Any) -> int | None:
+    """Of a vector."""
+    if not kind.HasField("shape") or len(kind.shape.dim) != 1 or not kind.shape.dim[0].HasField("dim_value"):
+        return None
+    return int(kind.shape.dim[0].dim_value)
+
+
+def _inferred(model: onnx.ModelProto, **options: Any) -> onnx.ModelProto:
     """onnx.shape_inference.infer_shapes, where nodes that it does not know stand in as Identity meanwhile."""
     if not any(_unknown(node) for node in _nodes(model.graph)):
         return onnx.shape_inference.infer_shapes(model, **options)

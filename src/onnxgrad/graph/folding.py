@@ -1,0 +1,35 @@
+"""fold_shapes(): what a model computes about shapes, computed beforehand where it is constant."""
+
+import itertools
+
+import onnx_ir as ir
+
+from onnxgrad.graph.builder import FOLDED, Builder
+
+
+def fold_shapes(graph: ir.Graph, opsets: dict[str, int]) -> bool:
+    """Puts constants in the place of nodes whose inputs are constant integers; whether there were any.
+
+    Exporters write axes, pads and shapes as long computations, which neither shape inference nor rules look through.
+    """
+    builder = Builder(graph, opsets)
+    folded = False
+    for node in list(graph):
+        if node.op_type not in FOLDED or node.domain not in ("", "ai.onnx"):
+            continue
+        if any(v.is_graph_output() for v in node.outputs):
+            continue
+        last = graph[-1]
+        with builder.at_work(str(node.name)):
+            results = builder.fold(node.op_type, "", list(node.inputs), node.attributes, len(node.outputs))
+        if results is None:
+            continue
+        added = [*itertools.takewhile(lambda n: n is not last, reversed(graph))][::-1]  # noqa: B023 (used at once)
+        if added:
+            graph.remove(added)
+            graph.insert_before(node, added)
+        for old, new in zip(node.outputs, results, strict=True):
+            old.replace_all_uses_with(new.value)
+        graph.remove(node, safe=True)
+        folded = True
+    return folded
