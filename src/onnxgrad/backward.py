@@ -215,7 +215,10 @@ def _rewrite_forward(builder: Builder, seeds: dict[ir.Value, Tensor], wrt: Seque
         schema = schema_of(node.op_type, _domain(node), builder.opsets)
         last = builder.graph[-1]
         with builder.at_work(str(node.name)):
-            results = rule.rewrite(NodeView(builder, node, schema, rule.names, []))
+            try:
+                results = rule.rewrite(NodeView(builder, node, schema, rule.names, []))
+            except ValueError as error:
+                raise ValueError(f"gradient of {node.op_type} (node {node.name!r}): {error}") from error
         if results is not None:
             _put_in_place(builder.graph, node, last, results)
             for old, new in zip(node.outputs, results, strict=False):

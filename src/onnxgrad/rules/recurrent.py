@@ -111,8 +111,7 @@ def _of_lstm(k: int) -> Function:
             raise ValueError(NO_GATES.format("LSTMTraining", "CAll or IOFC"))
         attributes = {a: getattr(n, a) for a in (*ATTRIBUTES, "input_forget")}
         kept = n.HAll, n.CAll, n.IOFC
-        # B is needed to tell what clip cut off.
-        given = n.X, n.W, n.R, n.SL, n.Ht0, n.Ct0, *kept, n.grad(0), n.grad(1), n.grad(2), n.B if n.clip else None, n.P
+        given = n.X, n.W, n.R, n.SL, n.Ht0, n.Ct0, *kept, n.grad(0), n.grad(1), n.grad(2), n.B, n.P
         found: tuple[Tensor, ...] = op.LSTMGrad(*given, outputs=7, **attributes)
         return found[k]
 
@@ -145,7 +144,7 @@ def _of_rnn(k: int) -> Function:
         attributes = {a: getattr(n, a) for a in ATTRIBUTES}
         # By default there are two, of which a single direction uses the first.
         attributes["activations"] = attributes["activations"][: 2 if n.direction == "bidirectional" else 1]
-        given = X, n.W, n.R, n.B if n.clip else None, n.sequence_lens, first, Y, g, dY_h
+        given = X, n.W, n.R, n.B, n.sequence_lens, first, Y, g, dY_h
         found: Tensor = op.RNNGrad(*given, outputs=5, **attributes)[k]
         return _swapped(found) if n.layout and k in (0, 4) else found  # type: ignore[return-value]
 
