@@ -20,6 +20,7 @@ from onnxgrad import (
     rnn_grad,
     slice_grad,
 )
+from onnxgrad.ops.dropout import seeded_dropout
 from onnxgrad.ops.softmax import log_softmax_grad_13, softmax_grad_13
 from onnxgrad.runtime.custom_op import ELEMENT_TYPES
 from onnxgrad.tensor_types import DTYPES
@@ -161,6 +162,16 @@ def _softmax_grads() -> Iterator[NodeCase]:
         yield NodeCase(op, {"type": str(dtype), "axis": _axis(axis)}, make, {"axis": axis})
 
 
+def _seeded_dropout() -> Iterator[NodeCase]:
+    for dtype, ratio in itertools.product(FLOATS, (0.0, 0.25)):
+
+        def make(dtype=dtype):
+            return np.random.default_rng(0).standard_normal((3, 40)).astype(dtype), np.array([11])
+
+        parameters = {"type": str(dtype), "ratio": f"ratio_{ratio}"}
+        yield NodeCase(seeded_dropout, parameters, make, {"ratio": ratio})
+
+
 def _lstm_and_rnn() -> Iterator[NodeCase]:
     for dtype, direction, bare in itertools.product(FLOATS, gru_cases.DIRECTIONS, (False, True)):
         sizes = {"S": 4, "N": 3, "inputs": 5, "H": 6, "direction": direction, "lengths": not bare, "dtype": dtype.type}
@@ -194,6 +205,7 @@ CASES = [
     *_broadcast_gradient_args(),
     *_slice_grad(),
     *_softmax_grads(),
+    *_seeded_dropout(),
     *_gru(),
     *_lstm_and_rnn(),
 ]

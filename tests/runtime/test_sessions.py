@@ -25,6 +25,8 @@ from onnxgrad import (
     rnn_grad,
     slice_grad,
 )
+from onnxgrad.ops.dropout import seeded_dropout
+from onnxgrad.ops.softmax import log_softmax_grad_13, softmax_grad_13
 from onnxgrad.runtime import compute, plan
 from onnxgrad.runtime.custom_op import HALF_A_BYTE
 
@@ -66,6 +68,11 @@ def test_gru(case):
 
 
 @on_the_cpu
+@pytest.mark.parametrize("case", cases_of(softmax_grad_13, log_softmax_grad_13, seeded_dropout), ids=str)
+def test_elementwise_and_along_lines(case):
+    check_session(case.op, *case.make_inputs(), **case.attributes)
+
+
 @pytest.mark.parametrize("case", cases_of(lstm_training, lstm_grad, rnn_grad), ids=str)
 def test_lstm_and_rnn(case):
     check_case(case)
