@@ -131,8 +131,6 @@ def _trouble_running(case: Case) -> str | None:
         return "random"
     if any(a.size and not np.isfinite(a).any() for a in first):
         return "nothing in the result is finite"
-    if any(np.isnan(feeds[n]).any() for n in case.smooth_inputs):
-        return "inputs that are no numbers"
     return None
 
 
@@ -150,8 +148,9 @@ def _error(case: Case, feeds: dict[str, Any]) -> float:
 def _trials(case: Case) -> Iterator[dict[str, Any]]:
     """The inputs of the case; moved away from zero, which keeps what is positive so; spread evenly, in their order."""
     rng = np.random.default_rng(0)
-    yield case.feeds
     smooth = {n: np.asarray(case.feeds[n]).astype(np.float64) for n in case.smooth_inputs}
+    yield {**case.feeds, **{n: np.where(np.isnan(x), 1, x) for n, x in smooth.items()}}
+    smooth = {n: np.where(np.isfinite(x), x, 1) for n, x in smooth.items()}
     for size in JITTERS:
         moved = {n: x + size * np.where(x < 0, -1, 1) * rng.uniform(0.5, 1.5, x.shape) for n, x in smooth.items()}
         yield {**case.feeds, **moved}

@@ -274,3 +274,13 @@ def test_a_rewritten_node_may_use_what_the_graph_computes_later(forget_rules):
     np.testing.assert_allclose(results["s"], x / (1 + np.abs(x)), rtol=1e-6)
     slope = np.abs(x) / (1 + np.abs(x)) ** 2 + np.sign(x) * x / (1 + np.abs(x))
     np.testing.assert_allclose(results["x_grad"], slope, rtol=1e-5)
+
+
+@pytest.mark.parametrize("outputs", ["y", "y, "])
+def test_an_output_that_the_node_left_out_is_added_for_the_rule(forget_rules, outputs):
+    onnxgrad.vjp("MaxPool", X=lambda g, n: g * op.CastLike(n.Indices, g))
+    text = f"""<ir_version: 9, opset_import: ["" : 18]>
+    g (float[1,1,2] x) => (float[1,1,2] y) {{ {outputs} = MaxPool <kernel_shape = [1]> (x) }}"""
+    made = onnxgrad.gradient(parser.parse_model(text), "x")
+    ones = np.ones((1, 1, 2), np.float32)
+    assert results_of(made, x=ones, y_grad=ones)["x_grad"].ravel().tolist() == [0, 1]

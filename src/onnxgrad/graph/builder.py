@@ -168,11 +168,12 @@ class Builder:
 
     def ask_for_outputs(self, node: ir.Node, outputs: int) -> None:
         """Gives a node that was there before more of the outputs its operator has."""
-        before = len(node.outputs)
-        if before >= outputs:
+        if len(node.outputs) < outputs:
+            node.resize_outputs(outputs)
+        left_out = [k for k in range(outputs) if not node.outputs[k].name]
+        if not left_out:
             return
-        node.resize_outputs(outputs)
-        for k in range(before, outputs):
+        for k in left_out:
             node.outputs[k].name = self._fresh(f"{node.name}_output_{k}", self._names)
         self._infer(node, schema_of(node.op_type, node.domain, self.opsets))
 
