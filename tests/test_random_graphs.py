@@ -15,7 +15,10 @@ import onnxgrad
 SMOOTH = ["Tanh", "Sigmoid", "Sin", "Softplus", "Erf", "Neg", "Atan", "Identity", "Gelu", "Mish"]
 KINKED = ["Relu", "Abs", "LeakyRelu", "Elu", "HardSigmoid"]  # random numbers hardly ever sit on a kink
 REDUCTIONS = ["ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceLogSumExp", "ReduceSumSquare"]
-LARGEST = 50  # numbers in the graph: differences of larger ones are inexact
+SMALLEST, LARGEST = (
+    1e-3,
+    50,
+)  # of results: some graphs give zero whatever comes in, differences of large ones are inexact
 EXACT = 1e-5
 
 
@@ -84,8 +87,10 @@ class Graph:
 
     def reduction(self) -> None:
         name, shape = self.some()
+        if not shape:  # onnx.reference fails
+            return
         op_type = self.one_of(REDUCTIONS if self.kinks else [r for r in REDUCTIONS if r[-3:] not in ("Max", "Min")])
-        axes = self.draw(st.sets(st.integers(0, len(shape) - 1))) if shape else set()
+        axes = self.draw(st.sets(st.integers(0, len(shape) - 1)))
         keep = self.draw(st.booleans())
         reduced = axes or set(range(len(shape)))
         kept = [1 if k in reduced else d for k, d in enumerate(shape) if keep or k not in reduced]
@@ -187,7 +192,7 @@ def graphs(draw: Any, kinks: bool) -> tuple[onnx.ModelProto, dict[str, Any]]:
     assume(graph.nodes)
     model, feeds = graph.model()
     onnx.checker.check_model(model)
-    assume(np.abs(evaluate(model, feeds)[0]).max(initial=0) < LARGEST)
+    assume(SMALLEST < np.abs(evaluate(model, feeds)[0]).max(initial=0) < LARGEST)
     return model, feeds
 
 
