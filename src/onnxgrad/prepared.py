@@ -14,6 +14,7 @@ from onnx_ir.passes import common as passes
 
 from onnxgrad.functions import WRITTEN_BY, add_functions
 from onnxgrad.graph.builder import MICROSOFT
+from onnxgrad.graph.expansion import expand
 from onnxgrad.graph.folding import fold_shapes
 from onnxgrad.graph.inference import infer_shapes
 from onnxgrad.graph.tensor import MOST_READ
@@ -46,6 +47,12 @@ def prepare(model: ir.Model) -> Prepared:
     _name_all_nodes(model.graph)
     renamed = _name_dimensions(model.graph)
     model = _inferred(model)
+    expanded = True
+    while expanded:  # a definition may use operators that have one themselves
+        model, expanded = expand(model)
+        if expanded:
+            _name_all_nodes(model.graph)
+            model = _inferred(model)
     while fold_shapes(model.graph, dict(model.graph.opset_imports)):
         model = _inferred(model)
     inputs = {v.name: v for v in model.graph.inputs}

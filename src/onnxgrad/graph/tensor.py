@@ -13,6 +13,13 @@ Number = Union["Tensor", float, int, bool, np.generic]
 MOST_READ = 4096  # elements of an initializer that is looked into; weights are left where they are
 
 
+def dims_of(value: ir.Value) -> tuple[Dim, ...] | None:
+    """The dimensions of a value; None if not even their number is known."""
+    if value.shape is None:
+        return None
+    return tuple(d if isinstance(d, int) else d.value for d in value.shape)
+
+
 class Tensor:
     """Operators (+ - * / ** @ < > == ~ &) append nodes; a number on the other side takes this one's type."""
 
@@ -40,9 +47,7 @@ class Tensor:
     @property
     def shape(self) -> tuple[Dim, ...] | None:
         """Its dimensions; None if not even their number is known."""
-        if self.value.shape is None:
-            return None
-        return tuple(d if isinstance(d, int) else d.value for d in self.value.shape)
+        return dims_of(self.value)
 
     @property
     def rank(self) -> int:

@@ -1,0 +1,74 @@
+"""Operators without a rule that ONNX itself defines by others: their definition takes their place."""
+
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+from onnx import defs
+from onnx_ir.passes import common as passes
+
+from onnxgrad.graph.tensor import dims_of
+from onnxgrad.rules.registry import RULES
+
+DOMAIN = "onnxgrad.expanded"  # of the functions, for as long as it takes to inline them
+
+
+def expand(model: ir.Model) -> tuple[ir.Model, bool]:
+    """Puts the bodies of such operators in their place; also says whether there were any."""
+    graph, found = model.graph, False
+    opset = graph.opset_imports[""]
+    for number, node in enumerate(list(graph)):
+        if node.domain not in ("", "ai.onnx") or ("", node.op_type) in RULES or not defs.has(node.op_type):
+            continue
+        body = _body_of(node, opset)
+        if body is None:
+            continue
+        body.domain, body.name = DOMAIN, f"{node.op_type}_{number}"
+        function: Any = ir.from_proto(body)
+        function.opset_imports[""] = opset
+        model.functions[function.identifier()] = function
+        _write_out_defaults(node, opset)
+        node.domain, node.op_type = DOMAIN, body.name
+        found = True
+    if found:
+        graph.opset_imports[DOMAIN] = 1
+        model = passes.InlinePass(lambda f: f.domain == DOMAIN)(model).model
+        del model.graph.opset_imports[DOMAIN]
+    return model, found
+
+
+def _body_of(node: ir.Node, opset: int) -> onnx.FunctionProto | None:
+    schema: Any = defs.get_schema(node.op_type, max_inclusive_version=opset)
+    if schema.has_context_dependent_function:
+        types = [_type_bytes(v) for v in node.inputs]
+        if any(t is None for t in types):
+            return None  # its definition depends on types that are not known
+        proto: Any = ir.to_proto(node)
+        text = schema.get_context_dependent_function_with_opset_version(opset, proto.SerializeToString(), types)
+    elif schema.has_function:
+        text = schema.get_function_with_opset_version(opset)
+    else:
+        return None
+    if not text:
+        return None
+    body = onnx.FunctionProto()
+    body.ParseFromString(text)
+    del body.output[len(node.outputs) :]  # what a node does not ask for its definition may not compute
+    return body
+
+
+def _type_bytes(value: ir.Value | None) -> bytes | None:
+    if value is None:
+        return b""
+    if value.dtype is None:
+        return None
+    proto = onnx.helper.make_tensor_type_proto(value.dtype.value, dims_of(value))
+    return bytes(proto.SerializeToString())
+
+
+def _write_out_defaults(node: ir.Node, opset: int) -> None:
+    """A function's body reads attributes of the node, and knows no defaults."""
+    schema: Any = defs.get_schema(node.op_type, max_inclusive_version=opset)
+    for name, attribute in schema.attributes.items():
+        if name not in node.attributes and attribute.default_value.name:
+            node.attributes[name] = ir.from_proto(attribute.default_value)
