@@ -15,11 +15,9 @@ import onnxgrad
 SMOOTH = ["Tanh", "Sigmoid", "Sin", "Softplus", "Erf", "Neg", "Atan", "Identity", "Gelu", "Mish"]
 KINKED = ["Relu", "Abs", "LeakyRelu", "Elu", "HardSigmoid"]  # random numbers hardly ever sit on a kink
 REDUCTIONS = ["ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceLogSumExp", "ReduceSumSquare"]
-SMALLEST, LARGEST = (
-    1e-3,
-    50,
-)  # of results: some graphs give zero whatever comes in, differences of large ones are inexact
+LARGEST = 50  # of results: differences of larger numbers are inexact
 EXACT = 1e-5
+ZERO = 1e-9  # what rounding makes of it: some graphs do not depend on what comes in
 
 
 class Graph:
@@ -192,7 +190,7 @@ def graphs(draw: Any, kinks: bool) -> tuple[onnx.ModelProto, dict[str, Any]]:
     assume(graph.nodes)
     model, feeds = graph.model()
     onnx.checker.check_model(model)
-    assume(SMALLEST < np.abs(evaluate(model, feeds)[0]).max(initial=0) < LARGEST)
+    assume(np.abs(evaluate(model, feeds)[0]).max(initial=0) < LARGEST)
     return model, feeds
 
 
@@ -202,17 +200,18 @@ def checked(model: onnx.ModelProto, feeds: dict[str, Any], of: list[str]) -> Non
     except ValueError as error:
         assume("depends on nothing that" not in str(error))
         raise
-    assert found.worst < EXACT, f"{found}\n{onnx.printer.to_text(model)}"
+    wrong = [row for row in found if not (row.error < EXACT or max(abs(row.gradient), abs(row.difference)) < ZERO)]
+    assert not wrong, f"{found}\n{onnx.printer.to_text(model)}"
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=200, deadline=None, derandomize=True)
 @given(graphs(kinks=True))
 def test_once(case):
     model, feeds = case
     checked(model, feeds, [model.graph.output[0].name])
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=70, deadline=None, derandomize=True)
 @given(graphs(kinks=False))
 def test_twice(case):
     model, feeds = case
