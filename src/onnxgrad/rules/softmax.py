@@ -5,7 +5,16 @@ from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.rules import op, vjp
 
-vjp("Softmax", input=lambda g, n: op.SoftmaxGrad_13(g, n.output, axis=n.axis))
+
+def _without_hidden_nan(Y: Tensor) -> Tensor:
+    """Rows masked altogether are NaN, which ONNX's Attention replaces by a Where: 0 · NaN would bring them back."""
+    consumers = [node for node, _ in Y.value.uses()]
+    casts = [node.outputs[0] for node in consumers if node.op_type in ("Cast", "Identity")]
+    consumers += [node for value in casts for node, _ in value.uses()]
+    return op.Where(op.IsNaN(Y), 0, Y) if any(node.op_type == "Where" for node in consumers) else Y
+
+
+vjp("Softmax", input=lambda g, n: op.SoftmaxGrad_13(g, _without_hidden_nan(n.output), axis=n.axis))
 vjp("LogSoftmax", input=lambda g, n: op.LogSoftmaxGrad_13(g, n.output, axis=n.axis))
 
 
