@@ -10,7 +10,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 NARROW = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 NAMES_A_TYPE = {"Cast": "to", "EyeLike": "dtype", "RandomNormal": "dtype", "RandomUniform": "dtype",
                 "RandomNormalLike": "dtype", "RandomUniformLike": "dtype", "Bernoulli": "dtype",
-                "GroupNormalization": "stash_type"}  # fmt: skip
+                "GroupNormalization": "stash_type", "Attention": "softmax_precision"}  # fmt: skip
 
 
 def in_float64(model: ModelProto) -> ModelProto:

@@ -28,6 +28,8 @@ def expand(model: ir.Model) -> tuple[ir.Model, bool]:
         function.opset_imports[""] = opset
         model.functions[function.identifier()] = function
         _write_out_defaults(node, opset)
+        for k, value in enumerate(node.outputs):
+            value.name = value.name or f"{node.name}_unused_{k}"
         node.domain, node.op_type = DOMAIN, body.name
         found = True
     if found:
@@ -54,6 +56,10 @@ def _body_of(node: ir.Node, opset: int) -> onnx.FunctionProto | None:
     body = onnx.FunctionProto()
     body.ParseFromString(text)
     del body.output[len(node.outputs) :]  # what a node does not ask for its definition may not compute
+    made = {name for inner in body.node for name in inner.output}
+    for name in body.output:
+        if name not in made:  # left out by the node, though not at the end: anything will do
+            body.node.append(onnx.helper.make_node("Constant", [], [name], value_float=0.0))
     return body
 
 
