@@ -66,7 +66,7 @@ def _known_scale(n: NodeView, axis: int, k: int) -> float | None:
 def _along(g: Tensor, n: NodeView, axis: int, k: int, count: int) -> Tensor:
     """The gradient of Resize along one axis."""
     size = size_along(n.X, axis)
-    if copies := _repeats(n, axis, k):  # one axis after the other is faster in onnxruntime than both at once
+    if copies := _repeats(n, axis, k):  # copies are summed, one axis after the other
         dims = op.Concat(op.Shape(g, end=axis), size, [copies], op.Shape(g, start=axis + 1), axis=0)
         return op.ReduceSum(op.Reshape(g, dims, allowzero=1), [axis + 1], keepdims=0)
     positions = op.Range(0, op.Squeeze(size), 1)

@@ -13,8 +13,9 @@ from onnxgrad.cpu.core.gru_forward import bad_length, input_bias, pack_transpose
 from onnxgrad.cpu.core.gru_weights import weight_gradients
 from onnxgrad.cpu.core.halves import load, store, zero
 from onnxgrad.cpu.core.jit import int64, native
-from onnxgrad.cpu.core.outer import ZERO_ROW, column_sums, from_first, gather_row
+from onnxgrad.cpu.core.outer import ZERO_ROW, column_sums, gather_row
 from onnxgrad.cpu.core.parallel import parallel
+from onnxgrad.cpu.core.steps import previous_rows
 from onnxgrad.tensor_types import Array
 
 BLOCK_ROWS = 64  # rows of all steps in one task of a large product
@@ -24,23 +25,6 @@ BLOCK_ROWS = 64  # rows of all steps in one task of a large product
 def _pack_straight(weights: Array, start: int, depth: int, columns: int, scheduler: int) -> Array:
     """weights[k, column] from `start` on, packed."""
     return packed_matrix(weights, start, columns, 1, depth, columns, scheduler)
-
-
-@native
-def _previous_rows(lengths: Array, direction: int, backwards: bool, sizes: tuple[int, ...]) -> Array:
-    """For each step and row, where its previous state lies: a row of HAll, of Ht0, or nowhere past the length."""
-    steps, batch, _, _, directions = sizes
-    where = np.empty(steps * batch, np.int64)
-    for t in range(steps):
-        for n in range(batch):
-            before = t + 1 if backwards else t - 1
-            if t >= lengths[n]:
-                where[t * batch + n] = ZERO_ROW
-            elif before < 0 or before >= lengths[n]:
-                where[t * batch + n] = from_first(direction * batch + n)
-            else:
-                where[t * batch + n] = (before * directions + direction) * batch + n
-    return where
 
 
 @native
@@ -309,7 +293,7 @@ def gru_backward(
     if wanted[0] and hidden == 0:
         zero(dX, 0, dX.size)
     for d in range(directions):
-        previous = _previous_rows(lengths, d, backwards[d], sizes)
+        previous = previous_rows(lengths, d, backwards[d], sizes)
         base = d * 3 * hidden * hidden
         ahead_zr, ahead_h = nothing, nothing
         if linear_before_reset or clip > 0:
