@@ -57,13 +57,13 @@ def differentiate(
     graph = prepared.model.graph
     results = _results(graph, of)
     nodes = list(graph)
-    sources = _sources(graph, nodes, results, wrt)
+    wanted = sources(graph, nodes, results, wrt)
     builder = Builder(graph, prepared.opsets)
     seeds = _seeds(builder, results)
-    found = write_gradient(builder, seeds, sources)
-    gradients = _add_outputs(builder, sources, found)
+    found = write_gradient(builder, seeds, wanted)
+    gradients = _add_outputs(builder, wanted, found)
     if parameters_as_inputs:
-        _make_inputs(graph, sources)
+        _make_inputs(graph, wanted)
     inputs = {str(v.name): str(seed.value.name) for v, seed in seeds.items() if seed.value.producer() is None}
     return Differentiated(finish(prepared), gradients, inputs, [str(v.name) for v in results])
 
@@ -107,7 +107,7 @@ def _results(graph: ir.Graph, of: str | Sequence[str] | None) -> list[ir.Value]:
     return list(dict.fromkeys(found))
 
 
-def _sources(
+def sources(
     graph: ir.Graph, nodes: list[ir.Node], results: list[ir.Value], wrt: str | Sequence[str] | None
 ) -> list[ir.Value]:
     """The values to differentiate with respect to."""

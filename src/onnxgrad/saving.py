@@ -11,16 +11,16 @@ import onnx_ir as ir
 LARGEST = 2**31 - 2**26  # bytes of weights in a file of protobuf, which ends at 2 GB, and room for the graph
 
 
-def save(model: ir.Model, path: Path, source: Path) -> list[Path]:
+def save(model: ir.Model, path: Path, source: Path | None) -> list[Path]:
     """Writes a model made from the one in `source`; returns the files that hold it, its own first.
 
-    Weights in files beside `source` stay there if `path` is in the same folder. In any other folder they are copied to
-    a file beside `path`, one tensor at a time.
+    Weights in files beside `source` stay there if `path` is in the same folder. In any other folder, or without a
+    source, all are written to a file beside `path`, one tensor at a time.
     """
     expect_place(path)
     files = list(dict.fromkeys(Path(t.path) for t in _tensors(model) if isinstance(t, ir.ExternalTensor)))
     inside = sum(t.nbytes for t in _tensors(model) if not isinstance(t, ir.ExternalTensor))
-    stay = inside <= LARGEST and (not files or path.parent.samefile(source.parent))
+    stay = inside <= LARGEST and source is not None and (not files or path.parent.samefile(source.parent))
     data = None if stay else f"{path.name}.data"
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
         ir.save(model, Path(folder) / path.name, external_data=data)

@@ -4,8 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
+from onnxgrad.frameworks import is_foreign, is_on_gpu, to_numpy
 from onnxgrad.tensor_types import Array
 
 Batch = Mapping[str, Any]
@@ -13,17 +15,19 @@ NUMPY_TYPES = {
     "tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(float16)": np.float16, "tensor(int64)": np.int64,
     "tensor(int32)": np.int32, "tensor(int16)": np.int16, "tensor(int8)": np.int8, "tensor(uint8)": np.uint8,
     "tensor(uint16)": np.uint16, "tensor(uint32)": np.uint32, "tensor(uint64)": np.uint64, "tensor(bool)": np.bool_,
+    "tensor(bfloat16)": ml_dtypes.bfloat16,
 }  # fmt: skip
 
 
 class BatchChecker:
     """Turns a batch into the arrays that a session takes, or says in one sentence what is wrong with it."""
 
-    def __init__(self, inputs: Sequence[Any]) -> None:
-        """`inputs` are the session's own descriptions of its inputs."""
-        self._expected = {i.name: (np.dtype(NUMPY_TYPES[i.type]), list(i.shape)) for i in inputs}
+    def __init__(self, inputs: Sequence[Any], on_gpu: bool = False) -> None:
+        """`inputs` are the session's own descriptions of its inputs; with `on_gpu` tensors there are taken as well."""
+        self._on_gpu = on_gpu
+        self._expected = {i.name: (_numpy_type(i), list(i.shape)) for i in inputs}
 
-    def __call__(self, batch: Batch) -> dict[str, Array]:
+    def __call__(self, batch: Batch) -> dict[str, Any]:
         if not isinstance(batch, Mapping):
             raise TypeError(f"a batch is a {type(batch).__name__}, expected a dict of arrays by input name")
         missing = [n for n in self._expected if n not in batch]
@@ -34,25 +38,47 @@ class BatchChecker:
         named: dict[str, tuple[int, str]] = {}
         return {name: self._checked(name, batch[name], named) for name in self._expected}
 
-    def _checked(self, name: str, given: Any, named: dict[str, tuple[int, str]]) -> Array:
-        dtype, shape = self._expected[name]
-        array = np.asarray(given)
+    def _checked(self, name: str, given: Any, named: dict[str, tuple[int, str]]) -> Any:
+        dtype, _ = self._expected[name]
+        if is_foreign(given) and is_on_gpu(given):
+            return self._checked_on_gpu(name, given, named)
+        array = to_numpy(given) if is_foreign(given) else np.asarray(given)
         if array.dtype != dtype and not np.can_cast(array.dtype, dtype, "same_kind"):
             raise TypeError(f"the batch's {name} holds {array.dtype}, expected {dtype}")
-        if array.ndim != len(shape):
-            raise ValueError(f"the batch's {name} has shape {list(array.shape)}, expected {len(shape)} dimensions")
-        for have, want in zip(array.shape, shape, strict=True):
+        self._check_shape(name, array.shape, named)
+        return np.ascontiguousarray(array, dtype).reshape(array.shape)
+
+    def _checked_on_gpu(self, name: str, tensor: Any, named: dict[str, tuple[int, str]]) -> Any:
+        """A tensor of torch that stays where it is."""
+        dtype, _ = self._expected[name]
+        kind = str(tensor.dtype).removeprefix("torch.")
+        if not self._on_gpu or not hasattr(tensor, "data_ptr"):
+            raise TypeError(f"the batch's {name} is a {type(tensor).__name__} on a GPU, expected a NumPy array")
+        if kind != dtype.name:
+            raise TypeError(f"the batch's {name} holds {kind}, expected {dtype}")
+        self._check_shape(name, tuple(tensor.shape), named)
+        return tensor.contiguous()
+
+    def _check_shape(self, name: str, given: tuple[int, ...], named: dict[str, tuple[int, str]]) -> None:
+        _, shape = self._expected[name]
+        if len(given) != len(shape):
+            raise ValueError(f"the batch's {name} has shape {list(given)}, expected {len(shape)} dimensions")
+        for have, want in zip(given, shape, strict=True):
             known = want if isinstance(want, int) else None
             if isinstance(want, str):
                 known, source = named.setdefault(want, (have, name))
                 if known != have:
-                    raise ValueError(
-                        f"the batch's {name} has shape {list(array.shape)}, but {want} is {known} in {source}"
-                    )
+                    raise ValueError(f"the batch's {name} has shape {list(given)}, but {want} is {known} in {source}")
             if known is not None and have != known:
                 expected = [d if d is not None else "any" for d in shape]
-                raise ValueError(f"the batch's {name} has shape {list(array.shape)}, expected {expected}")
-        return np.ascontiguousarray(array, dtype).reshape(array.shape)
+                raise ValueError(f"the batch's {name} has shape {list(given)}, expected {expected}")
+
+
+def _numpy_type(described: Any) -> np.dtype[Any]:
+    if described.type not in NUMPY_TYPES:
+        raise TypeError(f"the model's input {described.name!r} is a {described.type}, which no batch can hold")
+    found: np.dtype[Any] = np.dtype(NUMPY_TYPES[described.type])
+    return found
 
 
 class Batches:
@@ -78,11 +104,15 @@ class Batches:
         return whole + (rest > 0 and not self.drop_last)
 
     def __iter__(self) -> Iterator[dict[str, Array]]:
+        return self.starting_at(0)
+
+    def starting_at(self, first: int) -> Iterator[dict[str, Array]]:
+        """Goes through it, leaving out the first batches."""
         order = np.arange(self.examples)
         if self.shuffle:
             order = np.random.default_rng([self.seed, self.epoch]).permutation(self.examples)
         self.epoch += 1
-        for k in range(len(self)):
+        for k in range(first, len(self)):
             chosen = order[k * self.size : (k + 1) * self.size]
             yield {name: a[chosen] for name, a in self.arrays.items()}
 

@@ -1,14 +1,12 @@
 """Parameters, gradients and optimizer state: each one array for the whole model; every parameter has its part of it."""
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from onnxgrad.tensor_types import Array
-
-ALIGNMENT = 64  # bytes: a cache line, and as much as any vector instruction asks for
-PIECE = 1 << 15  # elements that one task updates
+from onnxgrad.train.devices import ALIGNMENT, Cpu, Device
 
 
 class Part(NamedTuple):
@@ -25,15 +23,13 @@ class Part(NamedTuple):
 
 
 class Buffers:
-    """The parameters of one type, side by side; parts begin on cache lines, so there are gaps, which stay zero."""
+    """The parameters, side by side; parts begin on cache lines, so there are gaps, which stay zero."""
 
-    def __init__(self, arrays: Mapping[str, Array]) -> None:
+    def __init__(self, arrays: Mapping[str, Array], device: Device | None = None) -> None:
         if not arrays:
             raise ValueError("a trainer needs at least one parameter")
-        dtypes = {a.dtype for a in arrays.values()}
-        if len(dtypes) > 1:
-            raise ValueError(f"parameters of one type expected, not {', '.join(sorted(map(str, dtypes)))}")
-        (self.dtype,) = dtypes
+        self.device = device or Cpu()
+        (self.dtype,) = {a.dtype for a in arrays.values()}
         step, at = ALIGNMENT // self.dtype.itemsize, 0
         self.parts: list[Part] = []
         for name, array in arrays.items():
@@ -43,31 +39,29 @@ class Buffers:
         self.data = self.new()
         self.grad = self.new()
         for part, array in zip(self.parts, arrays.values(), strict=True):
-            self.view(self.data, part)[...] = array
+            self.device.copy(self.view(self.data, part), array)
 
-    def new(self, fill: float = 0.0) -> Array:
+    def new(self, fill: float = 0.0) -> Any:
         """An array as long as all parameters together."""
-        room = np.zeros(self.length + ALIGNMENT // self.dtype.itemsize, self.dtype)
-        skipped = (-room.ctypes.data % ALIGNMENT) // self.dtype.itemsize
-        result = room[skipped : skipped + self.length]
+        result = self.device.zeros(self.length, self.dtype)
         if fill:
             for part in self.parts:
                 self.view(result, part)[...] = fill
         return result
 
-    def view(self, array: Array, part: Part) -> Array:
+    def view(self, array: Any, part: Part) -> Any:
         """A parameter's part of an array, in its shape; no copy."""
         return array[part.start : part.start + part.size].reshape(part.shape)
 
-    def views(self, array: Array) -> dict[str, Array]:
+    def views(self, array: Any) -> dict[str, Any]:
         """All of them, by name."""
         return {part.name: self.view(array, part) for part in self.parts}
 
-    def pieces(self, group_of: Mapping[str, int]) -> Array:
+    def pieces(self, group_of: Mapping[str, int]) -> Any:
         """(start, stop, group, number of the parameter) for each task; no piece is of two parameters."""
-        return np.array(list(self._pieces(group_of)), np.int64).reshape(-1, 4)
+        return self.device.from_numpy(np.array(list(self._pieces(group_of)), np.int64).reshape(-1, 4))
 
     def _pieces(self, group_of: Mapping[str, int]) -> Iterator[tuple[int, int, int, int]]:
         for number, part in enumerate(self.parts):
-            for start in range(part.start, part.start + part.size, PIECE):
-                yield start, min(start + PIECE, part.start + part.size), group_of[part.name], number
+            for start in range(part.start, part.start + part.size, self.device.piece):
+                yield start, min(start + self.device.piece, part.start + part.size), group_of[part.name], number

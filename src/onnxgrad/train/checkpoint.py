@@ -54,14 +54,12 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
     return arrays, json.loads(metadata["facts"])
 
 
-def copy_into(targets: Mapping[str, Array], arrays: Mapping[str, Array], source: str) -> None:
-    """Fills the targets, if they and the arrays are of one model."""
+def check_arrays(targets: Mapping[str, Any], arrays: Mapping[str, Array], source: str) -> None:
+    """Raises one sentence unless the arrays of a file fit those of a trainer, of whatever library."""
     for name in sorted(targets.keys() ^ arrays.keys()):
         has = "lacks" if name in targets else "has"
         raise ValueError(f"{source!r} {has} {name!r}: it is of another model, or of other trainable parameters")
     for name, target in targets.items():
-        if arrays[name].shape != target.shape or arrays[name].dtype != target.dtype:
-            given, wanted = (f"{a.dtype}{list(a.shape)}" for a in (arrays[name], target))
+        given, wanted = (f"{a.dtype}{list(a.shape)}".removeprefix("torch.") for a in (arrays[name], target))
+        if given != wanted:
             raise ValueError(f"{source!r} has {name!r} as {given}, expected {wanted}")
-    for name, target in targets.items():
-        target[...] = arrays[name]

@@ -6,14 +6,13 @@ it keeps for a model is an `OptimizerState`, which the trainer makes with `optim
 
 import fnmatch
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 import numpy as np
 
 from onnxgrad.tensor_types import Array
-from onnxgrad.threads import launch
 from onnxgrad.train.buffers import Buffers
 
 Groups = Mapping[str, Mapping[str, Any]]
@@ -74,13 +73,21 @@ class Optimizer:
         """What a slot is filled with."""
         return 0.0
 
+    def needs(self, slot: str) -> bool:
+        """Whether its settings, or those of a group, make use of a slot."""
+        return True
+
+    def _has(self, setting: str) -> bool:
+        return any({**self.numbers, **changed}[setting] for changed in ({}, *self.groups.values()))
+
 
 class OptimizerState:
     """An optimizer at work on a model: its arrays, and how many steps it has made."""
 
     def __init__(self, optimizer: Optimizer, buffers: Buffers) -> None:
         self.optimizer, self.buffers, self.steps = optimizer, buffers, 0
-        self.slots = {slot: buffers.new(optimizer.initial(slot)) for slot in optimizer.slots}
+        self.slots = {slot: buffers.new(optimizer.initial(slot)) for slot in optimizer.slots if optimizer.needs(slot)}
+        self._nothing = buffers.device.zeros(0, buffers.dtype)
         patterns = list(optimizer.groups)
         unused = [p for p in patterns if not any(fnmatch.fnmatchcase(part.name, p) for part in buffers.parts)]
         if unused:
@@ -91,7 +98,7 @@ class OptimizerState:
             group_of[part.name] = next(matching, len(patterns))
         self.pieces = buffers.pieces(group_of)
         self.numbers = [*({**optimizer.numbers, **changed} for changed in optimizer.groups.values()), optimizer.numbers]
-        self.spare: dict[str, Array] = {}  # working memory of a kernel
+        self.spare: dict[str, Any] = {}  # working memory of a kernel
 
     def step(self, rate: float = 1.0) -> None:
         """One update by the gradients in the buffers; `rate` is what a schedule multiplies the learning rates with."""
@@ -99,11 +106,10 @@ class OptimizerState:
         rows = [self.optimizer.hyper(n, n["lr"] * rate, self.steps) for n in self.numbers]
         self.optimizer.update(self, np.array(rows, np.float64))
 
-    def launch(self, kernel: Callable[..., Any], hyper: Array, *rest: Any) -> None:
-        """A kernel over all parameters."""
-        p, g = self.buffers.data, self.buffers.grad
-        arrays = 2 + sum(isinstance(r, np.ndarray) for r in rest)
-        launch(kernel, self.pieces, hyper, p, g, *rest, bytes_touched=arrays * p.nbytes)
+    def launch(self, kernel: str, hyper: Array, *rest: Any) -> None:
+        """A kernel over all parameters, with the slots, empty where they are not needed, and what else it takes."""
+        slots = [self.slots.get(slot, self._nothing) for slot in self.optimizer.slots]
+        self.buffers.device.run(kernel, self.pieces, hyper, self.buffers.data, self.buffers.grad, *slots, *rest)
 
 
 @dataclass(frozen=True)
@@ -116,13 +122,14 @@ class SGD(Optimizer):
     nesterov: bool = False
     slots = ("momentum",)
 
+    def needs(self, slot: str) -> bool:
+        return self._has("momentum")
+
     def hyper(self, numbers: Mapping[str, Any], lr: float, step: int) -> tuple[float, ...]:
         return lr, numbers["weight_decay"], numbers["momentum"], 1 - numbers["dampening"], float(numbers["nesterov"])
 
     def update(self, state: OptimizerState, hyper: Array) -> None:
-        from onnxgrad.train.update import sgd
-
-        state.launch(sgd, hyper, state.slots["momentum"], state.steps == 1)
+        state.launch("sgd", hyper, state.steps == 1)
 
 
 @dataclass(frozen=True)
@@ -139,9 +146,7 @@ class Adam(Optimizer):
         return lr, beta1, beta2, eps, numbers["weight_decay"], 1.0, 0.0, lr / first, math.sqrt(second)
 
     def update(self, state: OptimizerState, hyper: Array) -> None:
-        from onnxgrad.train.update import adam
-
-        state.launch(adam, hyper, state.slots["m"], state.slots["v"])
+        state.launch("adam", hyper)
 
 
 @dataclass(frozen=True)
@@ -186,9 +191,7 @@ class Adagrad(Optimizer):
         return lr / (1 + (step - 1) * numbers["lr_decay"]), numbers["weight_decay"], numbers["eps"]
 
     def update(self, state: OptimizerState, hyper: Array) -> None:
-        from onnxgrad.train.update import adagrad
-
-        state.launch(adagrad, hyper, state.slots["sum"])
+        state.launch("adagrad", hyper)
 
 
 @dataclass(frozen=True)
@@ -202,13 +205,14 @@ class RMSprop(Optimizer):
     centered: bool = False
     slots = ("square", "mean", "momentum")
 
+    def needs(self, slot: str) -> bool:
+        return {"square": True, "mean": self.centered, "momentum": self._has("momentum")}[slot]
+
     def hyper(self, numbers: Mapping[str, Any], lr: float, step: int) -> tuple[float, ...]:
         return lr, numbers["weight_decay"], numbers["eps"], numbers["alpha"], numbers["momentum"]
 
     def update(self, state: OptimizerState, hyper: Array) -> None:
-        from onnxgrad.train.update import rmsprop
-
-        state.launch(rmsprop, hyper, *state.slots.values(), self.centered)
+        state.launch("rmsprop", hyper, self.centered)
 
 
 @dataclass(frozen=True)
@@ -225,10 +229,9 @@ class Lamb(Optimizer):
         return lr, beta1, beta2, numbers["eps"], numbers["weight_decay"], 1 - beta1**step, 1 - beta2**step
 
     def update(self, state: OptimizerState, hyper: Array) -> None:
-        from onnxgrad.train.update import lamb
-
         if not state.spare:
-            count = len(state.buffers.parts)
-            shapes = {"sums": (len(state.pieces), 2), "ratios": (count,)}
-            state.spare = {"direction": state.buffers.new(), **{k: np.zeros(s) for k, s in shapes.items()}}
-        state.launch(lamb, hyper, state.slots["m"], state.slots["v"], *state.spare.values())
+            zeros = state.buffers.device.zeros
+            sums = zeros(2 * len(state.pieces), np.float64).reshape(-1, 2)
+            ratios = zeros(len(state.buffers.parts), np.float64)
+            state.spare = {"direction": state.buffers.new(), "sums": sums, "ratios": ratios}
+        state.launch("lamb", hyper, *state.spare.values())

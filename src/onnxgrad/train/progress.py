@@ -34,13 +34,13 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
 
-    def start_epoch(self, epoch: int, epochs: int, batches: int | None) -> None:
-        """A new bar."""
+    def start_epoch(self, epoch: int, epochs: int, batches: int | None, done: int = 0) -> None:
+        """A new bar, of which some may be done already."""
         if self._bar is None:
             return
         if self._task is not None:
             self._bar.remove_task(self._task)
-        self._task = self._bar.add_task(f"epoch {epoch}/{epochs}", total=batches, told="")
+        self._task = self._bar.add_task(f"epoch {epoch}/{epochs}", total=batches, completed=done, told="")
 
     def advance(self, loss: float, rate: float) -> None:
         """One batch done."""

@@ -1,9 +1,8 @@
 """Trainer: an ONNX model, a loss and an optimizer, put to work by stock onnxruntime."""
 
 import math
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,13 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.differentiate import load
+from onnxgrad.saving import save
 from onnxgrad.tensor_types import Array
-from onnxgrad.threads import launch
 from onnxgrad.train.bound import BoundSession
 from onnxgrad.train.buffers import Buffers
-from onnxgrad.train.checkpoint import copy_into, read_checkpoint, replaced, write_checkpoint
+from onnxgrad.train.checkpoint import check_arrays, read_checkpoint, write_checkpoint
+from onnxgrad.train.devices import device_of
+from onnxgrad.train.fitting import Log, Place, Plan, Record, TrainingStoppedError, fit
 from onnxgrad.train.forms import SEED, to_inference_form
 from onnxgrad.train.graphs import evaluation_graph, step_graph
 from onnxgrad.train.losses import Total
@@ -25,29 +26,17 @@ from onnxgrad.train.schedules import Constant, Schedule
 Metric = Callable[[Mapping[str, Array], Mapping[str, Any]], float]
 
 
-class TrainingStoppedError(ArithmeticError):
-    """The loss is no longer a number."""
-
-
-@dataclass(frozen=True)
-class Record:
-    """One epoch of fit()."""
-
-    epoch: int
-    steps: int
-    loss: float
-    seconds: float
-    validation: dict[str, float]
-
-
 class Trainer:
     """Trains a model.
 
     `model` is a path, an onnx.ModelProto or an onnx_ir.Model, which is not changed. `loss` is one of onnxgrad.losses or
     a sum of such, or the name of an output that is the loss. `trainable` names the parameters to train, patterns
-    allowed; by default all. A schedule multiplies the learning rate. `clip_norm` bounds the length of the whole
-    gradient, `clip_value` each of its numbers; `accumulate` micro-batches are averaged for one update. `seed` decides
-    what Dropout drops.
+    allowed; by default all. `device` is "cpu" or "cuda", where everything stays on the GPU. A schedule multiplies the
+    learning rate. `clip_norm` bounds the length of the whole gradient, `clip_value` each of its numbers; `accumulate`
+    micro-batches are averaged for one update. `seed` decides what Dropout drops.
+
+    `parameters` and `gradients` are the arrays at work, by name: NumPy's on the CPU, torch's on a GPU. Weights of half
+    types are trained in float32, and exported in their own type again.
     """
 
     def __init__(
@@ -57,6 +46,7 @@ class Trainer:
         optimizer: Optimizer,
         trainable: str | Sequence[str] | None = None,
         *,
+        device: str = "cpu",
         schedule: Schedule | None = None,
         clip_norm: float | None = None,
         clip_value: float | None = None,
@@ -70,34 +60,47 @@ class Trainer:
         for name, limit in (("clip_norm", clip_norm), ("clip_value", clip_value)):
             if limit is not None and not limit > 0:
                 raise ValueError(f"Trainer: {name} is {limit!r}, expected a number above 0")
+        self._device = device_of(device)
         self._source, self.optimizer, self.schedule = model, optimizer, schedule or Constant()
         self._clip_norm, self._clip_value, self._accumulate = clip_norm, clip_value, accumulate
-        step = step_graph(model, loss, trainable)
-        weights = {name: v.const_value for name, v in load(model).graph.initializers.items()}
-        self._buffers = Buffers({name: _trainable(name, weights[name]) for name in step.gradients})
+        self.seed, self._batches = seed, 0
+        self.gradient_norm = 0.0  # of the last update, before clipping
+        self._place: Place | None = None  # of a fit() at work, or of one that a checkpoint was saved by
+        self._targets = [] if isinstance(loss, str) else [part.target for part in loss.parts]
+        self._step = step_graph(model, loss, trainable)
+        self._make_arrays()
+        self._make_sessions(loss)
+
+    def _make_arrays(self) -> None:
+        weights: dict[str, Any] = {n: v.const_value for n, v in load(self._source).graph.initializers.items()}
+        dtype = self._step.dtype.numpy()
+        self._buffers = Buffers({n: weights[n].numpy().astype(dtype) for n in self._step.gradients}, self._device)
         self.parameters = self._buffers.views(self._buffers.data)
         self.gradients = self._buffers.views(self._buffers.grad)
-        self._state = optimizer.start(self._buffers)
-        names = [n for s in step.statistics for n in s.current]
-        self.statistics = {name: _trainable(name, weights[name]) for name in names}
-        self._following = {n: np.empty_like(self.statistics[c]) for s in step.statistics
-                           for c, n in zip(s.current, s.following, strict=True)}  # fmt: skip
-        self._loss = np.zeros((), self._buffers.dtype)
+        self._state = self.optimizer.start(self._buffers)
+        self.statistics: dict[str, Any] = {}
+        self._following: dict[str, Any] = {}  # what the statistics are after a step
+        for statistics in self._step.statistics:
+            for current, following in zip(statistics.current, statistics.following, strict=True):
+                self.statistics[current] = self._device.from_numpy(weights[current].numpy())
+                self._following[following] = self._device.from_numpy(weights[current].numpy())
         # Gradients of several micro-batches are added up here; a single one is used where it is.
-        self._total = self._buffers.new() if accumulate > 1 else None
+        self._total = self._buffers.new() if self._accumulate > 1 else None
         self._waiting = 0  # micro-batches in it
-        self._sums = np.zeros(len(self._state.pieces))
-        outputs = {step.loss: self._loss, **{out: self.gradients[n] for n, out in step.gradients.items()}}
-        changed = {**self.parameters, **self.statistics}
-        self.seed, self._batches = seed, 0
+        self._sums = self._device.zeros(len(self._state.pieces), np.float64)
+
+    def _make_sessions(self, loss: Total | str) -> None:
+        step, gradients = self._step, self.gradients
         self._seed = np.zeros(1, np.int64)  # of the batch at hand
-        bound = {**changed, **({SEED: self._seed} if step.drops else {})}
-        self._step_session = BoundSession(step.model, bound, {**outputs, **self._following})
-        evaluation = evaluation_graph(model, loss, list(changed))
-        self._evaluation = evaluation
-        used = {str(v.name) for v in evaluation.model.graph.inputs}
-        bound = {name: array for name, array in changed.items() if name in used}
-        self._evaluation_session = BoundSession(evaluation.model, bound, {})
+        changed = {**self.parameters, **self.statistics}
+        inputs = {**changed, **({SEED: self._seed} if step.drops else {})}
+        self._loss = np.zeros((), _type_of_output(step.model, step.loss))
+        outputs = {step.loss: self._loss, **{out: gradients[n] for n, out in step.gradients.items()}, **self._following}
+        self._step_session = BoundSession(step.model, inputs, outputs, self._device)
+        self._evaluation = evaluation_graph(self._source, loss, step)
+        used = {str(v.name) for v in self._evaluation.model.graph.inputs}
+        inputs = {name: array for name, array in changed.items() if name in used}
+        self._evaluation_session = BoundSession(self._evaluation.model, inputs, {}, self._device)
 
     @property
     def steps(self) -> int:
@@ -106,57 +109,50 @@ class Trainer:
 
     def step(self, batch: Mapping[str, Any]) -> float:
         """Runs a batch and, if enough have come together, updates the parameters; the loss before the update."""
-        self._seed[0] = int(np.random.SeedSequence([self.seed, self._batches]).generate_state(1, np.uint64)[0] >> 1)
-        self._step_session.run(batch)
-        self._batches += 1
-        loss = float(self._loss)
-        if not math.isfinite(loss):
-            self._stop(f"the loss is {loss}")
-        if self._total is not None and not self._gather():
-            return loss
-        self._clip()
-        self._state.step(self.schedule(self._state.steps))
-        self._update_statistics()
+        with self._device.at_work():
+            self._seed[0] = int(np.random.SeedSequence([self.seed, self._batches]).generate_state(1, np.uint64)[0] >> 1)
+            self._step_session.run(batch)
+            loss = float(self._loss)
+            if not math.isfinite(loss):
+                self._stop(f"the loss is {loss}")
+            if self._total is None or self._gather():
+                self._clip()
+                self._state.step(self.schedule(self._state.steps))
+            for current, following in zip(self.statistics.values(), self._following.values(), strict=True):
+                self._device.copy(current, following)
+            self._batches += 1
         return loss
 
     def _gather(self) -> bool:
         """Adds up the gradients of a micro-batch; true if it was the last for an update."""
-        from onnxgrad.train.update import add, scale
-
         assert self._total is not None
         pieces, grad = self._state.pieces, self._buffers.grad
         if self._waiting == 0:
-            self._total[...] = grad
+            self._device.copy(self._total, grad)
         else:
-            launch(add, pieces, self._total, grad, bytes_touched=2 * grad.nbytes)
+            self._device.run("add", pieces, self._total, grad)
         self._waiting += 1
-        self._update_statistics()
         if self._waiting < self._accumulate:
             return False
         self._waiting = 0
-        grad[...] = self._total
-        launch(scale, pieces, grad, 1 / self._accumulate, bytes_touched=grad.nbytes)
+        self._device.copy(grad, self._total)
+        self._device.run("scale", pieces, grad, 1 / self._accumulate)
         return True
 
     def _clip(self) -> None:
-        from onnxgrad.train.update import clamp, scale, squares
-
         pieces, grad = self._state.pieces, self._buffers.grad
-        launch(squares, pieces, grad, self._sums, bytes_touched=grad.nbytes)
-        norm = math.sqrt(float(np.sum(self._sums)))
-        if not math.isfinite(norm):
+        self._device.run("squares", pieces, grad, self._sums)
+        self.gradient_norm = math.sqrt(float(self._sums.sum()))
+        if not math.isfinite(self.gradient_norm):
             self._stop("a gradient is no number")
-        if self._clip_norm is not None and norm > self._clip_norm:
-            launch(scale, pieces, grad, self._clip_norm / (norm + 1e-6), bytes_touched=grad.nbytes)
+        if self._clip_norm is not None and self.gradient_norm > self._clip_norm:
+            self._device.run("scale", pieces, grad, self._clip_norm / (self.gradient_norm + 1e-6))
         if self._clip_value is not None:
-            launch(clamp, pieces, grad, self._clip_value, bytes_touched=grad.nbytes)
-
-    def _update_statistics(self) -> None:
-        for current, following in zip(self.statistics.values(), self._following.values(), strict=True):
-            current[...] = following
+            self._device.run("clamp", pieces, grad, self._clip_value)
 
     def _stop(self, why: str) -> None:
-        bad = next((name for name, g in self.gradients.items() if not np.isfinite(g).all()), None)
+        arrays = ((name, self._device.to_numpy(g)) for name, g in self.gradients.items())
+        bad = next((name for name, g in arrays if not np.isfinite(g).all()), None)
         told = f", and so is the gradient of {bad!r}" if bad is not None else ""
         raise TrainingStoppedError(f"step {self.steps + 1}: {why}{told}; the parameters are those before the step")
 
@@ -167,8 +163,9 @@ class Trainer:
         totals: dict[str, float] = {}
         count = 0
         for batch in batches:
-            results = self._evaluation_session.run(batch)
-            examples = max((len(a) for a in map(np.asarray, batch.values()) if a.ndim), default=1)
+            with self._device.at_work():
+                results = self._evaluation_session.run(batch)
+            examples = self._examples(batch)
             count += examples
             found = {"loss": float(results[self._evaluation.loss].reshape(()))}
             outputs = {name: results[name] for name in self._evaluation.predictions}
@@ -179,6 +176,12 @@ class Trainer:
             raise ValueError("evaluate: there are no batches")
         return {name: total / count for name, total in totals.items()}
 
+    def _examples(self, batch: Mapping[str, Any]) -> int:
+        """How many are in a batch: as many as in its target, or in its first input with a dimension at all."""
+        ordered = [*(batch[name] for name in self._targets if name in batch), *batch.values()]
+        shapes = (np.shape(x) for x in ordered)
+        return next((int(shape[0]) for shape in shapes if shape), 1)
+
     def fit(
         self,
         batches: Iterable[Mapping[str, Any]],
@@ -187,41 +190,36 @@ class Trainer:
         validation: Iterable[Mapping[str, Any]] | None = None,
         metrics: Mapping[str, Metric] | None = None,
         quiet: bool = False,
+        checkpoint: str | Path | None = None,
+        save_every: int | None = None,
+        log: Log | None = None,
     ) -> list[Record]:
-        """Goes through the batches `epochs` times, with a progress bar; a record for each epoch."""
-        from onnxgrad.train.progress import Progress
+        """Goes through the batches `epochs` times, with a progress bar; a record for each epoch.
 
-        records = []
-        with Progress(quiet) as progress:
-            for epoch in range(1, epochs + 1):
-                start, losses = time.perf_counter(), []
-                progress.start_epoch(epoch, epochs, len(batches) if isinstance(batches, Sized) else None)
-                for batch in batches:
-                    losses.append(self.step(batch))
-                    progress.advance(losses[-1], self.optimizer.lr * self.schedule(self.steps))
-                if not losses:
-                    raise ValueError("fit: there are no batches; an iterator is used up after one epoch")
-                found = {} if validation is None else self.evaluate(validation, metrics)
-                seconds = time.perf_counter() - start
-                records.append(Record(epoch, self.steps, float(np.mean(losses)), seconds, found))
-                progress.end_epoch(records[-1])
-        return records
+        `checkpoint` is written after every epoch, and after every `save_every` updates. Ctrl-C and SIGTERM end training
+        when the step at hand is done: the state is saved, in `checkpoint` or in onnxgrad-stopped.safetensors, and the
+        KeyboardInterrupt says where. So is the last good state when the loss is no longer a number. A trainer with the
+        state of such a file goes on where that fit() was, with the next batch of the epoch. `log` gets a dict for
+        every update, and one for every epoch.
+        """
+        where = None if checkpoint is None else Path(checkpoint)
+        plan = Plan(batches, epochs, validation, metrics, where, save_every, log)
+        self._place = self._place or Place()
+        try:
+            return fit(self, plan, self._place, quiet)
+        finally:
+            self._place = None
 
     def save(self, path: str | Path) -> None:
         """Writes weights, statistics, the optimizer's state and where training is, as one safetensors file.
 
         The file at `path` is replaced in one go, when all of the new one is on the disk.
         """
-        arrays = {f"parameter/{name}": a for name, a in self.parameters.items()}
-        arrays |= {f"statistics/{name}": a for name, a in self.statistics.items()}
-        for slot, array in self._state.slots.items():
-            arrays |= {f"optimizer/{slot}/{name}": a for name, a in self._buffers.views(array).items()}
-        if self._total is not None and self._waiting:
-            arrays |= {f"waiting/{name}": a for name, a in self._buffers.views(self._total).items()}
         facts = {
             "steps": self._state.steps, "batches": self._batches, "seed": self.seed, "waiting": self._waiting,
-            "optimizer": self.optimizer.name,
+            "optimizer": self.optimizer.name, "place": None if self._place is None else asdict(self._place),
         }  # fmt: skip
+        arrays = {name: self._device.to_numpy(array) for name, array in self._arrays(self._waiting).items()}
         write_checkpoint(Path(path), arrays, facts)
 
     def restore(self, path: str | Path) -> None:
@@ -229,16 +227,23 @@ class Trainer:
         arrays, facts = read_checkpoint(Path(path))
         if facts["optimizer"] != self.optimizer.name:
             raise ValueError(f"{str(path)!r} is of a run with {facts['optimizer']}, not {self.optimizer.name}")
-        groups = {"parameter": self.parameters, "statistics": self.statistics}
-        groups |= {f"optimizer/{slot}": self._buffers.views(array) for slot, array in self._state.slots.items()}
-        if facts["waiting"]:
-            if self._total is None:
-                raise ValueError(f"{str(path)!r} was saved between micro-batches: set accumulate as it was")
-            groups["waiting"] = self._buffers.views(self._total)
-        targets = {f"{group}/{name}": a for group, views in groups.items() for name, a in views.items()}
-        copy_into(targets, arrays, str(path))
+        if facts["waiting"] and self._total is None:
+            raise ValueError(f"{str(path)!r} was saved between micro-batches: set accumulate as it was")
+        targets = self._arrays(facts["waiting"])
+        check_arrays(targets, arrays, str(path))
+        for name, target in targets.items():
+            self._device.copy(target, arrays[name])
         self._state.steps, self._batches = facts["steps"], facts["batches"]
         self.seed, self._waiting = facts["seed"], facts["waiting"]
+        self._place = None if facts["place"] is None else Place(**facts["place"])
+
+    def _arrays(self, waiting: int) -> dict[str, Any]:
+        """All that a checkpoint holds."""
+        groups = {"parameter": self.parameters, "statistics": self.statistics}
+        groups |= {f"optimizer/{slot}": self._buffers.views(array) for slot, array in self._state.slots.items()}
+        if self._total is not None and waiting:
+            groups["waiting"] = self._buffers.views(self._total)
+        return {f"{group}/{name}": array for group, views in groups.items() for name, array in views.items()}
 
     @classmethod
     def load(
@@ -250,18 +255,20 @@ class Trainer:
         return trainer
 
     def export(self, path: str | Path) -> None:
-        """Writes the model as it came, in inference form, with the trained weights."""
-        model = load(self._source)
+        """Writes the model as it came, in inference form, with the trained weights.
+
+        Weights that came in files of their own, or that are too many for one file, go into one beside it.
+        """
+        model, path = load(self._source), Path(path)
+        tensors: dict[str, Any] = {name: v.const_value for name, v in model.graph.initializers.items()}
+        apart = any(isinstance(t, ir.ExternalTensor) for t in tensors.values())
         for name, array in {**self.parameters, **self.statistics}.items():
-            value = model.graph.initializers[name]
-            value.const_value = ir.Tensor(array, name=name)
+            kind = tensors[name].dtype
+            values = self._device.to_numpy(array).astype(kind.numpy(), copy=False)
+            model.graph.initializers[name].const_value = ir.Tensor(values, dtype=kind, name=name)
         to_inference_form(model.graph)
-        with replaced(Path(path)) as draft:
-            ir.save(model, draft)
+        save(model, path, None if apart else path)
 
 
-def _trainable(name: str, tensor: Any) -> Array:
-    array: Array = np.array(tensor.numpy())
-    if array.dtype not in (np.float32, np.float64):
-        raise ValueError(f"Trainer: {name!r} is {array.dtype}, parameters are trained in float32 or float64")
-    return array
+def _type_of_output(model: ir.Model, name: str) -> Any:
+    return next(v.dtype.numpy() for v in model.graph.outputs if v.name == name and v.dtype is not None)

@@ -1,7 +1,7 @@
-"""The optimizers' updates as native code: one pass over parameters, gradients and state, on all cores.
+"""The optimizers' updates on the CPU, as native code: one pass over parameters, gradients and state, on all cores.
 
 `hyper` has a row for each group of parameters, in the order that optim.py writes them; the first column is the rate.
-Numbers are computed in the parameters' own type, as PyTorch does.
+Numbers are computed in the parameters' own type, as PyTorch does. update_cuda.py has the same functions for GPUs.
 """
 
 import math

@@ -1,0 +1,146 @@
+"""Where a trainer keeps its arrays and runs its kernels: NumPy and the CPU's threads, or torch's tensors on a GPU."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from onnxgrad.tensor_types import Array
+from onnxgrad.threads import launch
+
+ALIGNMENT = 64  # bytes: a cache line, and as much as any vector instruction asks for
+
+
+class Device(Protocol):
+    """What the trainer asks of one; arrays are NumPy's on the CPU and torch's on a GPU."""
+
+    name: str
+    piece: int  # elements of a parameter that one task updates
+    providers: Sequence[Any]  # of sessions
+
+    def zeros(self, length: int, dtype: Any) -> Any:
+        """A new vector."""
+
+    def from_numpy(self, array: Array) -> Any:
+        """A copy on the device."""
+
+    def to_numpy(self, array: Any) -> Array:
+        """The array, or a copy of it, in the CPU's memory."""
+
+    def copy(self, target: Any, source: Any) -> None:
+        """target[...] = source; the source may be of NumPy."""
+
+    def address(self, array: Any) -> int:
+        """Of its first element."""
+
+    def run(self, kernel: str, *args: Any) -> None:
+        """A function of update_cpu.py or update_cuda.py."""
+
+    def at_work(self) -> contextlib.AbstractContextManager[None]:
+        """Around all of a step: what happens in it is ordered, also with what comes before and after."""
+
+
+class Cpu:
+    """The CPU, all the threads that onnxgrad.set_num_threads allows."""
+
+    name = "cpu"
+    piece = 1 << 15
+    providers: Sequence[Any] = ("CPUExecutionProvider",)
+
+    def zeros(self, length: int, dtype: Any) -> Array:
+        itemsize = np.dtype(dtype).itemsize
+        room = np.zeros(length + ALIGNMENT // itemsize, dtype)
+        skipped = (-room.ctypes.data % ALIGNMENT) // itemsize
+        return room[skipped : skipped + length]
+
+    def from_numpy(self, array: Array) -> Array:
+        return np.array(array)
+
+    def to_numpy(self, array: Array) -> Array:
+        return array
+
+    def copy(self, target: Array, source: Array) -> None:
+        target[...] = source
+
+    def address(self, array: Array) -> int:
+        return array.ctypes.data
+
+    def run(self, kernel: str, *args: Any) -> None:
+        from onnxgrad.train import update_cpu
+
+        touched = sum(a.nbytes for a in args if isinstance(a, np.ndarray))
+        launch(getattr(update_cpu, kernel), *args, bytes_touched=touched)
+
+    def at_work(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+
+class Cuda:
+    """A GPU, by torch and the CUDA provider of onnxruntime-gpu, both on one stream: nothing waits for the host."""
+
+    name = "cuda"
+    piece = 1 << 12
+
+    def __init__(self) -> None:
+        try:
+            import torch
+        except ImportError as error:
+            raise ImportError(f"Trainer: device 'cuda' needs torch: pip install onnxgrad[cuda] ({error})") from None
+        if not torch.cuda.is_available():
+            raise RuntimeError("Trainer: device is 'cuda', but torch finds no GPU: use device='cpu'")
+        import onnxruntime
+
+        if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+            raise RuntimeError(
+                "Trainer: device is 'cuda', but this onnxruntime has no CUDA provider: install onnxruntime-gpu in "
+                "place of onnxruntime"
+            )
+        if hasattr(onnxruntime, "preload_dlls"):
+            onnxruntime.preload_dlls()  # the libraries of CUDA that torch brought
+        self._torch, self._stream = torch, torch.cuda.Stream()
+        settings = {"device_id": str(torch.cuda.current_device()), "user_compute_stream": str(self._stream.cuda_stream)}
+        self.providers: Sequence[Any] = (("CUDAExecutionProvider", settings), "CPUExecutionProvider")
+
+    def _kind(self, dtype: Any) -> Any:
+        return getattr(self._torch, np.dtype(dtype).name)
+
+    def zeros(self, length: int, dtype: Any) -> Any:
+        return self._torch.zeros(length, dtype=self._kind(dtype), device="cuda")
+
+    def from_numpy(self, array: Array) -> Any:
+        return self._torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape)).to("cuda", copy=True)
+
+    def to_numpy(self, array: Any) -> Array:
+        found: Array = array.detach().cpu().numpy()
+        return found
+
+    def copy(self, target: Any, source: Any) -> None:
+        if isinstance(source, np.ndarray):
+            source = self._torch.from_numpy(np.array(source))
+        target.copy_(source)
+
+    def address(self, array: Any) -> int:
+        return int(array.data_ptr())
+
+    def run(self, kernel: str, *args: Any) -> None:
+        from onnxgrad.train import update_cuda
+
+        getattr(update_cuda, kernel)(*args)
+
+    @contextlib.contextmanager
+    def at_work(self) -> Iterator[None]:
+        outside = self._torch.cuda.current_stream()
+        self._stream.wait_stream(outside)
+        with self._torch.cuda.stream(self._stream):
+            yield
+        outside.wait_stream(self._stream)
+
+
+def device_of(name: str) -> Device:
+    """The device of that name."""
+    if name == "cpu":
+        return Cpu()
+    if name == "cuda":
+        return Cuda()
+    raise ValueError(f"Trainer: device is {name!r}, expected 'cpu' or 'cuda'")

@@ -1,0 +1,162 @@
+"""fit(): epochs of steps, with progress, checkpoints, and a good state on disk whatever stops it."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onnxgrad.train.batches import Batches
+from onnxgrad.train.interruption import Interrupted, Interruption
+from onnxgrad.train.progress import Progress
+
+if TYPE_CHECKING:
+    from onnxgrad.train.trainer import Metric, Trainer
+
+STOPPED = Path("onnxgrad-stopped.safetensors")  # where a run without a checkpoint leaves its state
+Log = Callable[[dict[str, Any]], None]
+
+
+class TrainingStoppedError(ArithmeticError):
+    """The loss is no longer a number."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One epoch of fit()."""
+
+    epoch: int
+    steps: int
+    loss: float
+    seconds: float
+    validation: dict[str, float]
+
+
+@dataclass
+class Place:
+    """How far a fit() has come; a checkpoint that it writes says so, and the next fit() goes on from there."""
+
+    epoch: int = 0  # epochs done
+    batches: int = 0  # done of the next one
+    passes: int = 0  # how often `batches` had been gone through before it
+    total: float = 0.0  # of the losses in it
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What fit() was asked for."""
+
+    batches: Iterable[Mapping[str, Any]]
+    epochs: int
+    validation: Iterable[Mapping[str, Any]] | None
+    metrics: "Mapping[str, Metric] | None"
+    checkpoint: Path | None
+    save_every: int | None
+    log: Log | None
+
+    def __post_init__(self) -> None:
+        for name, least in (("epochs", 1), ("save_every", 1)):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+                raise ValueError(f"fit: {name} is {value!r}, expected a number of at least {least}")
+        if self.save_every is not None and self.checkpoint is None:
+            raise ValueError("fit: save_every needs the name of a checkpoint")
+        if self.checkpoint is not None and not self.checkpoint.parent.is_dir():
+            raise FileNotFoundError(
+                f"fit: {str(self.checkpoint.parent)!r} is no folder, so no checkpoint can be written there"
+            )
+
+
+def fit(trainer: "Trainer", plan: Plan, place: Place, quiet: bool) -> list[Record]:
+    """Runs the plan from a place, which moves along; it is the trainer's, whose checkpoints contain it."""
+    records = []
+    with Progress(quiet) as progress, Interruption() as interruption:
+        try:
+            while place.epoch < plan.epochs:
+                records.append(_epoch(trainer, plan, place, progress, interruption))
+                if interruption.received:
+                    raise _Signalled
+        except _Signalled:
+            assert interruption.received is not None
+            raise _interrupted(trainer, plan, interruption.received) from None
+        except TrainingStoppedError as error:
+            where = _leave_state(trainer, plan)
+            error.args = (f"{error.args[0]}; {where}",)
+            raise
+    return records
+
+
+class _Signalled(Exception):  # noqa: N818, nothing went wrong
+    """A signal has come, and the step is complete."""
+
+
+def _epoch(trainer: "Trainer", plan: Plan, place: Place, progress: Progress, interruption: Interruption) -> Record:
+    start = time.perf_counter()
+    length = len(plan.batches) if isinstance(plan.batches, Sized) else None
+    progress.start_epoch(place.epoch + 1, plan.epochs, length, place.batches)
+    since: list[float] = []  # losses since the last update
+    for batch in _rest_of_epoch(plan.batches, place):
+        before = trainer.steps
+        loss = trainer.step(batch)
+        place.batches += 1
+        place.total += loss
+        since.append(loss)
+        rate = trainer.optimizer.lr * trainer.schedule(max(0, trainer.steps - 1))
+        progress.advance(loss, rate)
+        if trainer.steps > before:
+            _tell(plan, event="step", epoch=place.epoch + 1, step=trainer.steps, loss=sum(since) / len(since), lr=rate,
+                  gradient_norm=trainer.gradient_norm, seconds=time.perf_counter() - start)  # fmt: skip
+            since = []
+            if plan.checkpoint is not None and plan.save_every and trainer.steps % plan.save_every == 0:
+                trainer.save(plan.checkpoint)
+        if interruption.received:
+            raise _Signalled
+    if not place.batches:
+        raise ValueError("fit: there are no batches; an iterator is used up after one epoch")
+    found = {} if plan.validation is None else trainer.evaluate(plan.validation, plan.metrics)
+    seconds = time.perf_counter() - start
+    record = Record(place.epoch + 1, trainer.steps, place.total / place.batches, seconds, found)
+    place.epoch, place.batches, place.total = place.epoch + 1, 0, 0.0
+    place.passes = getattr(plan.batches, "epoch", 0)
+    progress.end_epoch(record)
+    told = {"step" if k == "steps" else k: v for k, v in asdict(record).items()}
+    _tell(plan, event="epoch", **told)
+    if plan.checkpoint is not None:
+        trainer.save(plan.checkpoint)
+    return record
+
+
+def _rest_of_epoch(batches: Iterable[Mapping[str, Any]], place: Place) -> Iterator[Mapping[str, Any]]:
+    """The batches that an epoch has left; those of Batches in the order they would have come."""
+    if isinstance(batches, Batches):
+        if place.batches or place.passes > batches.epoch:
+            batches.epoch = place.passes
+        place.passes = batches.epoch
+        return batches.starting_at(place.batches)
+    return islice(iter(batches), place.batches, None)
+
+
+def _tell(plan: Plan, **facts: Any) -> None:
+    if plan.log is not None:
+        plan.log(facts)
+
+
+def _interrupted(trainer: "Trainer", plan: Plan, name: str) -> Interrupted:
+    path = plan.checkpoint or STOPPED
+    try:
+        trainer.save(path)
+    except OSError as error:
+        return Interrupted(f"stopped by {name} after step {trainer.steps}; nothing was saved: {error}", name, None)
+    told = f"stopped by {name} after step {trainer.steps}; the state is in {str(path)!r}"
+    return Interrupted(told, name, path)
+
+
+def _leave_state(trainer: "Trainer", plan: Plan) -> str:
+    """Saves the state before a step that went wrong, which that step did not spoil."""
+    path = plan.checkpoint or STOPPED
+    with suppress(OSError):
+        trainer.save(path)
+        return f"the state before it is in {str(path)!r}"
+    return f"the state before it could not be saved in {str(path)!r}"

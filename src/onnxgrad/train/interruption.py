@@ -1,0 +1,46 @@
+"""Ctrl-C and a batch scheduler's SIGTERM, noted while a step runs and heeded when it is complete."""
+
+import contextlib
+import signal
+import sys
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+SIGNALS = ("SIGINT", "SIGTERM")
+
+
+class Interrupted(KeyboardInterrupt):
+    """Training was stopped from outside; `saved` is the checkpoint it left, `signal` the signal's name."""
+
+    def __init__(self, message: str, signal_name: str, saved: Any) -> None:
+        super().__init__(message)
+        self.signal, self.saved = signal_name, saved
+
+
+class Interruption:
+    """While it is entered, the first signal is only noted, in `received`; a second Ctrl-C acts at once.
+
+    Signals are the main thread's business: in any other this does nothing.
+    """
+
+    def __init__(self) -> None:
+        self.received: str | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> "Interruption":
+        if threading.current_thread() is threading.main_thread():
+            for name in SIGNALS:
+                self._before[getattr(signal, name)] = signal.signal(getattr(signal, name), self._note)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.received is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.received = signal.Signals(number).name
+        with contextlib.suppress(OSError, ValueError):  # nobody may be listening any more
+            print("\nstopping when this step is done; Ctrl-C again stops at once", file=sys.stderr, flush=True)
