@@ -32,6 +32,7 @@ MODULES = (
     "tests.ops.test_gru_errors",
     "tests.test_golden",
     "tests.test_cuda_calls",
+    "tests.train.test_optim_cuda",
     "tests.test_torch",
 )
 # These look at what the whole machine does, so they run alone.

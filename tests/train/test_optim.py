@@ -38,14 +38,19 @@ def gradients(step, dtype=np.float32):
     return {name: np.asarray(rng.standard_normal(shape), dtype) for name, shape in SHAPES.items()}
 
 
-def trained(optimizer, steps=STEPS, dtype=np.float32, rate=lambda step: 1.0):
-    buffers = Buffers(start(dtype))
+def trained(optimizer, steps=STEPS, dtype=np.float32, rate=lambda step: 1.0, device=None):
+    buffers = Buffers(SHAPES, dtype, device)
+    fill(buffers, buffers.data, start(dtype))
     state = optimizer.start(buffers)
     for step in range(steps):
-        for name, view in buffers.views(buffers.grad).items():
-            view[...] = gradients(step, dtype)[name]
+        fill(buffers, buffers.grad, gradients(step, dtype))
         state.step(rate(step))
-    return buffers.views(buffers.data)
+    return {name: buffers.device.to_numpy(a) for name, a in buffers.views(buffers.data).items()}
+
+
+def fill(buffers, whole, arrays):
+    for name, view in buffers.views(whole).items():
+        buffers.device.copy(view, arrays[name])
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -124,7 +129,7 @@ def test_what_is_refused():
     ):
         optim.SGD(groups={"*": {"rate": 1}})
     with raises(ValueError, "SGD: groups has 'nothing', which no parameter's name matches"):
-        optim.SGD(groups={"nothing": {"lr": 1}}).start(Buffers(start()))
+        optim.SGD(groups={"nothing": {"lr": 1}}).start(Buffers(SHAPES, np.float32))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from onnxgrad.tensor_types import Array
 from onnxgrad.train.devices import ALIGNMENT, Cpu, Device
 
 
@@ -25,21 +24,18 @@ class Part(NamedTuple):
 class Buffers:
     """The parameters, side by side; parts begin on cache lines, so there are gaps, which stay zero."""
 
-    def __init__(self, arrays: Mapping[str, Array], device: Device | None = None) -> None:
-        if not arrays:
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], dtype: Any, device: Device | None = None) -> None:
+        if not shapes:
             raise ValueError("a trainer needs at least one parameter")
-        self.device = device or Cpu()
-        (self.dtype,) = {a.dtype for a in arrays.values()}
+        self.device, self.dtype = device or Cpu(), np.dtype(dtype)
         step, at = ALIGNMENT // self.dtype.itemsize, 0
         self.parts: list[Part] = []
-        for name, array in arrays.items():
-            self.parts.append(Part(name, at, array.shape))
-            at += -(-array.size // step) * step
+        for name, shape in shapes.items():
+            self.parts.append(Part(name, at, shape))
+            at += -(-self.parts[-1].size // step) * step
         self.length = at
         self.data = self.new()
         self.grad = self.new()
-        for part, array in zip(self.parts, arrays.values(), strict=True):
-            self.device.copy(self.view(self.data, part), array)
 
     def new(self, fill: float = 0.0) -> Any:
         """An array as long as all parameters together."""

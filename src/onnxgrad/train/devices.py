@@ -98,7 +98,7 @@ class Cuda:
             )
         if hasattr(onnxruntime, "preload_dlls"):
             onnxruntime.preload_dlls()  # the libraries of CUDA that torch brought
-        self._torch, self._stream = torch, torch.cuda.Stream()
+        self._torch, self._where, self._stream = torch, "cuda", torch.cuda.Stream()
         settings = {"device_id": str(torch.cuda.current_device()), "user_compute_stream": str(self._stream.cuda_stream)}
         self.providers: Sequence[Any] = (("CUDAExecutionProvider", settings), "CPUExecutionProvider")
 
@@ -106,10 +106,10 @@ class Cuda:
         return getattr(self._torch, np.dtype(dtype).name)
 
     def zeros(self, length: int, dtype: Any) -> Any:
-        return self._torch.zeros(length, dtype=self._kind(dtype), device="cuda")
+        return self._torch.zeros(length, dtype=self._kind(dtype), device=self._where)
 
     def from_numpy(self, array: Array) -> Any:
-        return self._torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape)).to("cuda", copy=True)
+        return self._torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape)).to(self._where, copy=True)
 
     def to_numpy(self, array: Any) -> Array:
         found: Array = array.detach().cpu().numpy()

@@ -73,9 +73,11 @@ class Trainer:
 
     def _make_arrays(self) -> None:
         weights: dict[str, Any] = {n: v.const_value for n, v in load(self._source).graph.initializers.items()}
-        dtype = self._step.dtype.numpy()
-        self._buffers = Buffers({n: weights[n].numpy().astype(dtype) for n in self._step.gradients}, self._device)
+        shapes = {name: tuple(weights[name].shape.numpy()) for name in self._step.gradients}
+        self._buffers = Buffers(shapes, self._step.dtype.numpy(), self._device)
         self.parameters = self._buffers.views(self._buffers.data)
+        for name, array in self.parameters.items():
+            self._device.copy(array, weights[name].numpy().astype(self._buffers.dtype, copy=False))
         self.gradients = self._buffers.views(self._buffers.grad)
         self._state = self.optimizer.start(self._buffers)
         self.statistics: dict[str, Any] = {}

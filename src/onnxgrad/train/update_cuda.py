@@ -35,7 +35,7 @@ def _sgd(pieces, hyper, p, g, momentum_of, WIDTH: tl.constexpr, MOMENTUM: tl.con
     step = tl.load(g + i, inside) + decay * now
     if MOMENTUM:
         moved = step if FIRST else momentum * tl.load(momentum_of + i, inside) + keep * step
-        tl.store(momentum_of + i, moved, inside & (momentum != 0))
+        tl.store(momentum_of + i, moved, inside)
         step = tl.where(momentum != 0, tl.where(nesterov, step + momentum * moved, moved), step)
     tl.store(p + i, now - rate * step, inside)
 
@@ -99,7 +99,7 @@ def _rmsprop(pieces, hyper, p, g, square, mean, momentum_of, WIDTH: tl.constexpr
     step = grad / (tl.sqrt(spread) + eps)
     if MOMENTUM:
         moved = momentum * tl.load(momentum_of + i, inside) + step
-        tl.store(momentum_of + i, moved, inside & (momentum != 0))
+        tl.store(momentum_of + i, moved, inside)
         step = tl.where(momentum != 0, moved, step)
     tl.store(p + i, now - rate * step, inside)
 

@@ -1,0 +1,214 @@
+"""fit(): what it logs and saves, and what is on disk when a signal, a bad number or a full disk stops it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.checks import raises, same_bits
+from tests.train.test_trainer import batch, mlp
+
+from onnxgrad.train import losses, optim, schedules
+from onnxgrad.train.batches import Batches
+from onnxgrad.train.fitting import TrainingStoppedError
+from onnxgrad.train.interruption import Interrupted
+from onnxgrad.train.trainer import Trainer
+
+EXAMPLES = 50  # in batches of 8: six whole ones, and one of two
+
+
+def trainer(**how):
+    settings = {"schedule": schedules.Cosine(40, warmup=3), "seed": 3, **how}
+    return Trainer(mlp(dropout=0.2), losses.CrossEntropy("logits"), optim.AdamW(lr=0.02), **settings)
+
+
+def data():
+    return Batches(batch(0, EXAMPLES), 8, seed=9)
+
+
+def same_state(a, b):
+    return all(same_bits(x, b._arrays(0)[name]) for name, x in a._arrays(0).items())
+
+
+class Stopping:
+    """Batches that bring a signal along with one of them."""
+
+    def __init__(self, batches, at, number):
+        self.batches, self.at, self.number = batches, at, number
+
+    def __iter__(self):
+        for k, one in enumerate(self.batches):
+            if k == self.at:
+                os.kill(os.getpid(), self.number)
+            yield one
+
+
+def test_the_log_tells_every_update_and_every_epoch(tmp_path):
+    told = []
+    mine = trainer(accumulate=2)
+    records = mine.fit(data(), 3, validation=Batches(batch(1, 20), 8), quiet=True, log=told.append)
+    steps = [t for t in told if t["event"] == "step"]
+    assert [t["step"] for t in steps] == list(range(1, mine.steps + 1)) and mine.steps == 3 * 7 // 2
+    assert all(t["gradient_norm"] > 0 and t["seconds"] > 0 and t["lr"] > 0 for t in steps)
+    epochs = [t for t in told if t["event"] == "epoch"]
+    assert [(t["epoch"], t["loss"], t["validation"]) for t in epochs] == [
+        (r.epoch, r.loss, r.validation) for r in records
+    ]
+    json.dumps(told)
+    assert steps[4]["lr"] == pytest.approx(0.02 * schedules.Cosine(40, warmup=3)(4))
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("stop", [0, 4, 6, 9])
+def test_a_fit_that_was_interrupted_goes_on_as_if_it_had_not_been(stop, accumulate, tmp_path):
+    whole = trainer(accumulate=accumulate)
+    expected, told = [], []
+    records = whole.fit(data(), 3, quiet=True, log=expected.append)
+    path = tmp_path / "run.safetensors"
+    seen = 0
+
+    class Noting(Batches):
+        def starting_at(self, first):
+            nonlocal seen
+            for one in super().starting_at(first):
+                if seen == stop:
+                    os.kill(os.getpid(), signal.SIGINT)
+                seen += 1
+                yield one
+
+    batches = Noting(batch(0, EXAMPLES), 8, seed=9)
+    with pytest.raises(Interrupted, match="stopped by SIGINT after step") as caught:
+        trainer(accumulate=accumulate).fit(batches, 3, quiet=True, checkpoint=path, log=told.append)
+    assert caught.value.saved == path and seen == stop + 1
+    second = trainer(accumulate=accumulate)
+    second.restore(path)
+    rest = second.fit(data(), 3, quiet=True, checkpoint=path, log=told.append)
+    assert same_state(whole, second)
+    assert [r.loss for r in rest] == [r.loss for r in records][3 - len(rest) :]
+    assert [t["loss"] for t in told if t["event"] == "epoch"] == [r.loss for r in records]
+    third = trainer(accumulate=accumulate)
+    third.restore(path)
+    assert third.fit(data(), 3, quiet=True) == []  # all is done
+    assert [r.epoch for r in third.fit(data(), 1, quiet=True)] == [1]  # a new one
+
+
+def test_sigterm_and_iterables_of_any_kind(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plain = list(data())
+    mine = trainer()
+    with raises(Interrupted, "stopped by SIGTERM after step 3; the state is in 'onnxgrad-stopped.safetensors'"):
+        mine.fit(Stopping(plain, 2, signal.SIGTERM), 2, quiet=True)
+    mine = trainer()
+    mine.restore("onnxgrad-stopped.safetensors")
+    mine.fit(plain, 2, quiet=True)
+    whole = trainer()
+    whole.fit(plain, 2, quiet=True)
+    assert same_state(whole, mine)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_in_a_process_of_its_own(tmp_path):
+    code = """
+from tests.train.test_fit import *
+def forever():
+    while True:
+        print("at work", flush=True)
+        yield batch(0)
+trainer().fit(forever(), checkpoint="run.safetensors", quiet=True)
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")])}
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
+        env=environment,
+    )  # fmt: skip
+    with process:
+        assert process.stdout.readline() == "at work\n"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert "stopping when this step is done" in errors
+    assert "the state is in 'run.safetensors'" in errors.splitlines()[-1]
+    mine = trainer()
+    mine.restore(tmp_path / "run.safetensors")
+    assert mine.steps >= 1
+
+
+def test_a_bad_number_leaves_the_last_good_state(tmp_path):
+    batches = list(data())
+    batches[4] = {**batches[4], "x": np.full_like(batches[4]["x"], np.inf)}
+    path = tmp_path / "run.safetensors"
+    with pytest.raises(TrainingStoppedError) as caught:
+        trainer().fit(batches, 2, quiet=True, checkpoint=path)
+    assert str(caught.value) == (
+        "step 5: the loss is nan, and so is the gradient of 'fc0.weight'; the parameters are those before the step; "
+        f"the state before it is in {str(path)!r}"
+    )
+    good, mine = trainer(), trainer()
+    for one in batches[:4]:
+        good.step(one)
+    mine.restore(path)
+    assert same_state(good, mine)
+
+
+def test_save_every_and_bad_plans(tmp_path):
+    path = tmp_path / "run.safetensors"
+    found = []
+
+    def look(facts):
+        mine = trainer()
+        if path.exists():
+            mine.restore(path)
+        found.append(mine.steps)
+
+    trainer().fit(data(), 1, quiet=True, checkpoint=path, save_every=3, log=look)
+    assert found == [0, 0, 0, 3, 3, 3, 6, 6]  # the last one is told before the epoch's checkpoint is written
+    with raises(ValueError, "fit: epochs is 0, expected a number of at least 1"):
+        trainer().fit(data(), 0)
+    with raises(ValueError, "fit: save_every needs the name of a checkpoint"):
+        trainer().fit(data(), save_every=2)
+    missing = tmp_path / "no" / "run.safetensors"
+    with raises(FileNotFoundError, f"fit: {str(missing.parent)!r} is no folder, so no checkpoint can be written there"):
+        trainer().fit(data(), checkpoint=missing)
+    with raises(ValueError, "fit: there are no batches; an iterator is used up after one epoch"):
+        trainer().fit([], quiet=True)
+
+
+def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path):
+    path = tmp_path / "run.safetensors"
+    mine = trainer()
+    mine.save(path)
+    before = path.read_bytes()
+    code = f"""
+import resource
+from tests.train.test_fit import *
+mine = trainer()
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+try:
+    mine.save({str(path)!r})
+except OSError as error:
+    print("refused:", error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.startswith(f"refused: {str(path)!r} cannot be written: "), done.stderr
+    assert path.read_bytes() == before and [p.name for p in tmp_path.iterdir()] == ["run.safetensors"]
+
+
+@pytest.mark.parametrize("folder", ["/proc", "read-only"])
+def test_a_folder_that_is_read_only(folder, tmp_path):
+    if folder == "read-only":
+        if os.geteuid() == 0:
+            pytest.skip("root may write anywhere but in /proc")
+        tmp_path.chmod(0o500)
+        folder = tmp_path
+    elif not Path(folder).is_dir():
+        pytest.skip("this system has no /proc")
+    path = Path(folder, "run.safetensors")
+    with pytest.raises(OSError, match=r"run\.safetensors"):
+        trainer().save(path)
+    with pytest.raises(OSError, match=r"run\.safetensors"):
+        trainer().fit(data(), quiet=True, checkpoint=path)

@@ -1,0 +1,56 @@
+"""The optimizers' kernels for GPUs against those for the CPU, in Triton's interpreter or on a GPU."""
+
+import numpy as np
+import pytest
+import torch
+from tests.checks import DEVICE, same_bits
+from tests.gpu import TORCH_DEVICE
+from tests.train.test_optim import CHOICES, SHAPES, fill, gradients, trained
+
+from onnxgrad.train import optim
+from onnxgrad.train.buffers import Buffers
+from onnxgrad.train.devices import Cuda
+
+pytestmark = pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU or Triton's interpreter")
+GROUPED = optim.SGD(lr=0.1, groups={"layer.*": {"momentum": 0.9, "nesterov": True}, "scale": {"lr": 0.0}})
+
+
+class WithoutSessions(Cuda):
+    """Arrays and kernels, where there may be no onnxruntime for GPUs."""
+
+    def __init__(self):
+        self._torch, self._where = torch, TORCH_DEVICE
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    "optimizer", [*(c[0] for c in CHOICES), optim.Lamb(), optim.AdamW(form="huggingface"), GROUPED], ids=str
+)
+def test_as_on_the_cpu(optimizer, dtype):
+    mine, expected = (trained(optimizer, 4, dtype, device=d) for d in (WithoutSessions(), None))
+    tolerance = 2e-6 if dtype == np.float32 else 1e-14
+    for name, array in expected.items():
+        assert np.allclose(mine[name], array, rtol=tolerance, atol=tolerance), name
+    again = trained(optimizer, 4, dtype, device=WithoutSessions())
+    assert all(same_bits(mine[name], again[name]) for name in expected)
+
+
+@pytest.mark.parametrize("kernel, argument", [("scale", 0.3), ("clamp", 0.5), ("squares", None), ("add", None)])
+def test_what_is_done_to_gradients(kernel, argument):
+    found = []
+    for device in (WithoutSessions(), None):
+        buffers = Buffers(SHAPES, np.float32, device)
+        fill(buffers, buffers.grad, gradients(0))
+        pieces = buffers.pieces(dict.fromkeys(SHAPES, 0))
+        rest = [] if argument is None else [argument]
+        result = buffers.grad
+        if kernel == "squares":
+            result = buffers.device.zeros(len(pieces), np.float64)
+            rest = [result]
+        elif kernel == "add":
+            rest = [buffers.grad]
+        buffers.device.run(kernel, pieces, buffers.grad, *rest)
+        found.append(buffers.device.to_numpy(result))
+    if kernel == "squares":  # of pieces that differ in length
+        found = [f.sum() for f in found]
+    assert np.allclose(*found, rtol=1e-6)

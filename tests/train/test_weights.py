@@ -1,0 +1,138 @@
+"""Weights as they come: half types, mixed types, in files of their own, too many for one file, shared and frozen."""
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from tests.checks import raises, same_bits
+from tests.train.test_trainer import batch, mlp, weights
+
+from onnxgrad.train import losses, optim
+from onnxgrad.train.trainer import Trainer
+
+HALVES = {np.dtype(np.float16): TensorProto.FLOAT16, np.dtype(ml_dtypes.bfloat16): TensorProto.BFLOAT16}
+
+
+def half_mlp(dtype):
+    """Weights of a half type, cast where they are used, as converters make them; the bias of the last layer is not."""
+    model = mlp()
+    kind = HALVES[np.dtype(dtype)]
+    casts = []
+    for tensor in model.graph.initializer:
+        if tensor.name == "fc1.bias":
+            continue
+        array = numpy_helper.to_array(tensor).astype(dtype)
+        name = tensor.name
+        tensor.CopyFrom(helper.make_tensor(name, kind, array.shape, array.view(np.uint16).tobytes(), raw=True))
+        casts.append(helper.make_node("Cast", [name], [f"{name}.wide"], to=TensorProto.FLOAT, name=f"/cast/{name}"))
+    for node in model.graph.node:
+        for k, name in enumerate(node.input):
+            if any(c.input[0] == name for c in casts):
+                node.input[k] = f"{name}.wide"
+    nodes = [*casts, *model.graph.node]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    return model
+
+
+@pytest.mark.parametrize("dtype", list(HALVES), ids=str)
+def test_half_weights_are_trained_in_float32(dtype, tmp_path):
+    """Updates far smaller than a half number's last digit add up; the exported weights are their sum, rounded once."""
+    mine = Trainer(half_mlp(dtype), losses.CrossEntropy("logits"), optim.SGD(lr=1e-4))
+    assert {a.dtype for a in mine.parameters.values()} == {np.dtype(np.float32)}
+    start = {name: a.copy() for name, a in mine.parameters.items()}
+    assert same_bits(start["fc0.weight"].astype(dtype), weights()["fc0.weight"].astype(dtype))
+    for k in range(20):
+        mine.step(batch(k))
+    assert all(np.any(start[name] != a) for name, a in mine.parameters.items())
+    mine.export(tmp_path / "trained.onnx")
+    exported = {t.name: t for t in onnx.load(tmp_path / "trained.onnx").graph.initializer}
+    assert exported["fc0.weight"].data_type == HALVES[np.dtype(dtype)]
+    assert exported["fc1.bias"].data_type == TensorProto.FLOAT
+    found = numpy_helper.to_array(exported["fc0.weight"])
+    assert same_bits(found.view(np.uint16), mine.parameters["fc0.weight"].astype(dtype).view(np.uint16))
+    # The casts before use give the losses of the rounded weights, in training and in evaluation alike.
+    given = batch(3)
+    assert mine.evaluate([given])["loss"] == pytest.approx(mine.step(given), rel=1e-6)
+
+
+def test_a_model_that_computes_in_float16():
+    model = mlp()
+    for tensor in model.graph.initializer:
+        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float16), tensor.name))
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.elem_type = TensorProto.FLOAT16
+    mine = Trainer(model, losses.CrossEntropy("logits"), optim.AdamW(lr=0.01))
+    wide = Trainer(mlp(), losses.CrossEntropy("logits"), optim.AdamW(lr=0.01))
+    for k in range(30):
+        given = batch(k)
+        half = {**given, "x": given["x"].astype(np.float16)}
+        assert mine.step(half) == pytest.approx(wide.step(given), rel=0.02)
+
+
+def test_float64_beside_float32():
+    model = mlp()
+    last = next(t for t in model.graph.initializer if t.name == "fc1.bias")
+    last.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(last).astype(np.float64), last.name))
+    model.graph.node[-1].input[2] = "narrow"
+    model.graph.node.insert(0, helper.make_node("Cast", ["fc1.bias"], ["narrow"], to=TensorProto.FLOAT))
+    mine = Trainer(model, losses.CrossEntropy("logits"), optim.SGD(lr=0.1))
+    plain = Trainer(mlp(), losses.CrossEntropy("logits"), optim.SGD(lr=0.1))
+    assert {a.dtype for a in mine.parameters.values()} == {np.dtype(np.float64)}
+    for k in range(10):
+        assert mine.step(batch(k)) == pytest.approx(plain.step(batch(k)), rel=1e-5)
+
+
+@pytest.mark.parametrize("trainable", [None, "fc1.*"])
+def test_weights_in_files(trainable, tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    onnx.save(mlp(), folder / "m.onnx", save_as_external_data=True, location="weights.bin", size_threshold=0)
+    mine = Trainer(folder / "m.onnx", losses.CrossEntropy("logits"), optim.SGD(lr=0.1), trainable)
+    plain = Trainer(mlp(), losses.CrossEntropy("logits"), optim.SGD(lr=0.1), trainable)
+    for k in range(3):
+        assert mine.step(batch(k)) == plain.step(batch(k))
+    before = (folder / "weights.bin").read_bytes()
+    for where in (tmp_path / "trained.onnx", folder / "m.onnx"):  # elsewhere, and in place of the model itself
+        mine.export(where)
+        assert (where.parent / f"{where.name}.data").exists()
+        session = onnxruntime.InferenceSession(where, providers=["CPUExecutionProvider"])
+        loaded = {t.name: numpy_helper.to_array(t) for t in onnx.load(where).graph.initializer}
+        expected = {**weights(), **mine.parameters}
+        assert all(same_bits(loaded[name], a) for name, a in expected.items())
+        session.run(None, {"x": batch(0)["x"]})
+    assert (folder / "weights.bin").read_bytes() == before
+
+
+def test_frozen_weights_that_are_large_are_handed_over_as_they_are(tmp_path):
+    """A megabyte and more of frozen weights, in the model and in a file: the losses are those of small ones."""
+    rng = np.random.default_rng(4)
+    wide = (rng.standard_normal((6, 50_000)) / 6).astype(np.float32)
+    back = (rng.standard_normal((50_000, 6)) / 200).astype(np.float32)
+    model = mlp()
+    model.graph.initializer.extend([numpy_helper.from_array(wide, "wide"), numpy_helper.from_array(back, "back")])
+    model.graph.node[0].input[0] = "mixed"
+    model.graph.node.insert(0, helper.make_node("MatMul", ["x", "wide"], ["grown"]))
+    model.graph.node.insert(1, helper.make_node("MatMul", ["grown", "back"], ["mixed"]))
+    apart = onnx.ModelProto.FromString(model.SerializeToString())
+    onnx.save(apart, tmp_path / "m.onnx", save_as_external_data=True, location="weights.bin", size_threshold=0)
+    folded = {k: {**batch(k), "x": batch(k)["x"] @ wide @ back} for k in range(3)}
+    for source in (model, tmp_path / "m.onnx"):
+        mine = Trainer(source, losses.CrossEntropy("logits"), optim.SGD(lr=0.1), "fc*")
+        plain = Trainer(mlp(), losses.CrossEntropy("logits"), optim.SGD(lr=0.1))
+        for k in range(3):
+            assert mine.step(batch(k)) == pytest.approx(plain.step(folded[k]), rel=1e-4)
+
+
+def test_what_cannot_be_trained():
+    settings = losses.CrossEntropy("logits"), optim.SGD()
+    with raises(ValueError, "Trainer: trainable names 'x', which is an input of the model, not a weight"):
+        Trainer(mlp(), *settings, trainable=["x", "fc1.*"])
+    with raises(ValueError, "Trainer: trainable names 'fc9.*', which is no input or initializer of the model: "
+                "'fc0.weight', 'fc0.bias', 'fc1.weight', 'fc1.bias', 'x', 'target'"):  # fmt: skip
+        Trainer(mlp(), *settings, trainable="fc9.*")
+    assert list(Trainer(mlp(), *settings, trainable="*").parameters) == list(weights())
+    with raises(ValueError, "Trainer: device is 'tpu', expected 'cpu' or 'cuda'"):
+        Trainer(mlp(), *settings, device="tpu")
