@@ -44,9 +44,10 @@ golden: .venv-peer/ready
 cases: .venv/ready
 	$(PY) -m tests.backend_cases build/cases
 
-.venv/ready: pyproject.toml tests/requirements.txt
+.venv/ready: pyproject.toml tests/requirements.txt tests/no-dependencies.txt
 	$(PYTHON) -m venv .venv
 	$(PY) -m pip install --quiet --disable-pip-version-check -r tests/requirements.txt -e .
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps -r tests/no-dependencies.txt
 	touch $@
 
 .oldest/ready: tests/oldest.txt .venv/ready

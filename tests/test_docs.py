@@ -25,14 +25,6 @@ def test_the_examples_of_the_readme_print_what_it_says(code, printed):
     assert run("-c", code).stdout == printed
 
 
-def test_the_example_of_saliency_finds_the_pixels_that_differ():
-    printed = run("examples/saliency.py").stdout.splitlines()
-    assert printed[0].startswith("trained to a loss of 0.0")
-    marks = [line[13:].split() for line in printed[2:]]
-    left = [row[0] for row in marks]  # an 8 has both strokes on the left, a 3 has none
-    assert left[2] == left[4] == "++" and all(len(row) == 5 for row in marks)
-
-
 def test_the_readme_names_the_two_commands():
     text = (ROOT / "README.md").read_text()
     assert "make demo" in text and "make test" in text

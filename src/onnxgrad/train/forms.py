@@ -59,7 +59,11 @@ def to_inference_form(graph: ir.Graph) -> None:
         elif node.op_type == "Dropout":
             if len(node.outputs) > 1 and (node.outputs[1].uses() or node.outputs[1].is_graph_output()):
                 raise ValueError(f"the model uses the mask of Dropout (node {node.name!r}): it has no inference form")
+            settings = [v for v in node.inputs[1:] if v is not None and v.is_initializer()]
             _bypass(graph, node)
+            for value in settings:  # a ratio that nothing uses any more makes onnxruntime complain
+                if not value.uses() and not value.is_graph_input() and not value.is_graph_output():
+                    graph.initializers.pop(str(value.name), None)
 
 
 def _drop_by_seed(graph: ir.Graph, node: ir.Node, seed: ir.Value, number: int) -> None:
