@@ -14,6 +14,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 import onnxgrad
 from onnxgrad import checking, cli
+from onnxgrad.cli import gradients as gradient_commands
+from onnxgrad.cli.group import sentence
+from onnxgrad.cli.tables import size as size_of
 
 SIZE = 80  # its square is more than what is looked into
 
@@ -114,7 +117,7 @@ def test_parameters_as_inputs_a_pattern_and_a_seed(path):
 
 
 def test_long_lists_of_gradients_are_cut(tmp_path, monkeypatch):
-    monkeypatch.setattr(cli, "MOST_ROWS", 1)
+    monkeypatch.setattr(gradient_commands, "MOST_ROWS", 1)
     onnx.save(model(), tmp_path / "model.onnx")
     printed = run("grad", tmp_path / "model.onnx", "-o", tmp_path / "out.onnx", "--of", "loss")
     assert "W_grad" in printed and "b_grad" not in printed and "… and 1 more" in printed
@@ -232,8 +235,8 @@ def test_refusals_are_one_sentence(path, tmp_path):
 
 
 def test_errors_of_others_name_their_type():
-    assert cli.sentence(KeyError("x")) == "KeyError: 'x' (--debug shows where)"
-    assert cli.sentence(PermissionError(13, "Permission denied", "/a")) == "/a: Permission denied"
+    assert sentence(KeyError("x")) == "KeyError: 'x' (--debug shows where)"
+    assert sentence(PermissionError(13, "Permission denied", "/a")) == "/a: Permission denied"
 
 
 @pytest.mark.parametrize(
@@ -243,12 +246,12 @@ def test_errors_of_others_name_their_type():
 def test_sizes(tmp_path, size, text):
     with (tmp_path / "file").open("wb") as file:
         file.truncate(size)
-    assert cli.size(tmp_path / "file") == text
+    assert size_of(tmp_path / "file") == text
 
 
 def test_help_has_examples():
-    assert all(name in run("--help") for name in ("grad", "check", "ops"))
-    for name in ("grad", "check", "ops"):
+    assert all(name in run("--help") for name in ("train", "grad", "check", "ops"))
+    for name in ("train", "grad", "check", "ops"):
         assert f"  onnxgrad {name}" in run(name, "-h")
 
 

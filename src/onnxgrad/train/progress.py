@@ -1,28 +1,40 @@
 """What fit() shows: a bar for the epoch, the loss, the rate and the time left, and a line for every epoch done."""
 
+import sys
+import time
 from types import TracebackType
 from typing import Any
 
 SMOOTHING = 0.95  # of the loss shown: that of single batches jumps
+PATIENCE = 30.0  # seconds without a line, where there is no bar to look at
 
 
 class Progress:
-    """Shown on a terminal; `quiet` shows nothing."""
+    """On stderr: a bar on a terminal, elsewhere a line for each epoch and, in long ones, now and then; or nothing."""
 
     def __init__(self, quiet: bool) -> None:
         self._bar: Any = None
         self._task: Any = None
         self._loss: float | None = None
+        self._epoch = self._epochs = self._done = self._total_done = 0
+        self._batches: int | None = None
+        self._console: Any = None
+        self._began = self._told = time.monotonic()
         if quiet:
             return
         from rich import progress
+        from rich.console import Console
 
+        self._console = Console(file=sys.stderr, highlight=False)
+        if not self._console.is_terminal:
+            return
         self._bar = progress.Progress(
             progress.TextColumn("{task.description}"),
-            progress.BarColumn(),
+            progress.BarColumn(bar_width=24),
             progress.MofNCompleteColumn(),
             progress.TextColumn("{task.fields[told]}"),
-            progress.TimeRemainingColumn(),
+            console=self._console,
+            transient=True,
         )
 
     def __enter__(self) -> "Progress":
@@ -35,7 +47,8 @@ class Progress:
             self._bar.stop()
 
     def start_epoch(self, epoch: int, epochs: int, batches: int | None, done: int = 0) -> None:
-        """A new bar, of which some may be done already."""
+        """A new bar; `done` batches were gone through before this run began."""
+        self._epoch, self._epochs, self._batches, self._done = epoch, epochs, batches, done
         if self._bar is None:
             return
         if self._task is not None:
@@ -43,16 +56,52 @@ class Progress:
         self._task = self._bar.add_task(f"epoch {epoch}/{epochs}", total=batches, completed=done, told="")
 
     def advance(self, loss: float, rate: float) -> None:
-        """One batch done."""
-        if self._bar is None:
-            return
+        """One batch done, at a learning rate."""
+        self._done += 1
+        self._total_done += 1
         self._loss = loss if self._loss is None else SMOOTHING * self._loss + (1 - SMOOTHING) * loss
-        self._bar.update(self._task, advance=1, told=f"loss {self._loss:.4f}  rate {rate:.2e}")
+        now = time.monotonic()
+        if self._bar is not None:
+            self._bar.update(self._task, advance=1, told=self._state(now, rate))
+        elif self._console is not None and now - self._told > PATIENCE:
+            of = f"/{self._batches}" if self._batches is not None else ""
+            self._say(f"epoch {self._epoch}/{self._epochs}: {self._done}{of}  {self._state(now, rate)}")
+
+    def _state(self, now: float, rate: float) -> str:
+        assert self._loss is not None
+        seconds = now - self._began
+        speed = self._total_done / seconds if seconds > 0 else 0.0
+        state = f"loss {figure(self._loss)}  lr {rate:.2e}  {_speed(speed)} batches/s"
+        if self._batches is None or not speed:
+            return state
+        ahead = self._batches - self._done + self._batches * (self._epochs - self._epoch)
+        return f"{state}  {clock(ahead / speed)} left"
 
     def end_epoch(self, record: Any) -> None:
         """A line that stays."""
-        if self._bar is None:
-            return
-        found = "".join(f"  {name} {value:.4f}" for name, value in record.validation.items())
+        found = "".join(f"  {name} {figure(value)}" for name, value in record.validation.items())
         checked = f"  validation:{found}" if found else ""
-        self._bar.console.print(f"epoch {record.epoch}: loss {record.loss:.4f}{checked}  {record.seconds:.1f} s")
+        self._say(f"epoch {record.epoch}/{self._epochs}: loss {figure(record.loss)}{checked}  {clock(record.seconds)}")
+
+    def _say(self, line: str) -> None:
+        if self._console is not None:
+            self._told = time.monotonic()
+            self._console.print(line, markup=False, soft_wrap=True)
+
+
+def figure(value: float) -> str:
+    """Four digits after the point, unless that says too little or too much."""
+    return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e4 else f"{value:.3e}"
+
+
+def _speed(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
+def clock(seconds: float) -> str:
+    """Hours, minutes and seconds; short times to a tenth."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

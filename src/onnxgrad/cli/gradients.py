@@ -1,74 +1,19 @@
-"""The command line: onnxgrad grad, check and ops."""
+"""onnxgrad grad and onnxgrad check: the gradient of a model, written and compared."""
 
-import fnmatch
-import functools
 import sys
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 import onnxgrad
+from onnxgrad.cli.group import command
+from onnxgrad.cli.tables import described, plain_console, show, size
 
 LARGEST_ERROR = 1e-4  # of a gradient that `check` lets pass
 MOST_ROWS = 24  # of gradients that `grad` lists
-WIDE = 240  # columns, where nobody looks and lines are better whole
-
-
-class Refused(click.ClickException):
-    """One sentence on stderr."""
-
-    exit_code = 2
-
-    def show(self, file: Any = None) -> None:
-        click.echo(f"onnxgrad: {self.message}", file=file, err=file is None)
-
-
-@click.group(context_settings={"help_option_names": ["-h", "--help"]}, no_args_is_help=True)
-@click.version_option(onnxgrad.__version__, prog_name="onnxgrad")
-def main() -> None:
-    """Gradients of ONNX models, as ONNX models.
-
-    \b
-    onnxgrad grad model.onnx -o gradient.onnx   adds the gradient to a model
-    onnxgrad check model.onnx                   compares it with difference quotients
-    onnxgrad ops --rules                        lists the operators that have one
-    """
-
-
-def command(function: Callable[..., None]) -> click.Command:
-    """A command of `main` whose errors are sentences."""
-
-    @functools.wraps(function)
-    def run(debug: bool, **options: Any) -> None:
-        try:
-            function(**options)
-        except (click.ClickException, click.exceptions.Exit, click.Abort):
-            raise
-        except Exception as error:
-            if debug:
-                traceback.print_exc()
-            raise Refused(sentence(error)) from None
-
-    debug = click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-    return main.command()(debug(run))
-
-
-def sentence(error: Exception) -> str:
-    """An error in the words of the command line."""
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}"
-    text = " ".join(str(error).split())
-    if not isinstance(error, (ValueError, TypeError, NotImplementedError, OSError)):
-        text = f"{type(error).__name__}: {text} (--debug shows where)"
-    for name in ("gradient", "check_gradient"):
-        text = text.removeprefix(f"{name}: ")
-    return text.replace("`of`", "--of").replace("`wrt`", "--wrt")
 
 
 model_argument = click.argument("model", type=click.Path(path_type=Path))
@@ -197,82 +142,3 @@ def read_feeds(path: Path, names: Sequence[str]) -> dict[str, Any]:
         if name not in names:
             raise ValueError(f"{str(path)!r} has an array {name!r}, the model's inputs are {', '.join(names)}")
     return given
-
-
-@command
-@click.argument("pattern", default="*")
-@click.option("--rules", is_flag=True, help="List the operators that gradients pass through.")
-def ops(pattern: str, rules: bool) -> None:
-    """List onnxgrad's own operators, or with --rules those that gradients pass through, by name or PATTERN.
-
-    \b
-    onnxgrad ops
-    onnxgrad ops --rules 'Reduce*'
-    onnxgrad ops --rules conv
-    """
-    from onnxgrad import coverage
-
-    if rules:
-        found = [row for row in coverage.rules() if matches(row.operator, pattern)]
-        heading = ["operator", "domain", "gradient for", "none for", "not written for", "notes"]
-        rows = [
-            [r.operator, r.domain or "ai.onnx", *(", ".join(i) for i in (r.gradient, r.none, r.unwritten)), r.notes]
-            for r in found
-        ]
-    else:
-        heading = ["operator", "call", *coverage.BACKENDS.values(), "types"]
-        rows = [
-            [op.name, f"onnxgrad.{op.function_name}",
-             *("✓" if coverage.has_kernel(op, folder) else "–" for folder in coverage.BACKENDS),
-             coverage.short_types(op)]
-            for op in coverage.operators() if matches(op.name, pattern)
-        ]  # fmt: skip
-    if not rows:
-        kind = "operator with a gradient rule" if rules else "operator of onnxgrad"
-        raise ValueError(f"no {kind} matches {pattern!r}")
-    show(heading, rows)
-
-
-def matches(name: str, pattern: str) -> bool:
-    """Whatever the case; without any of *?[ a part of the name is enough."""
-    if not any(sign in pattern for sign in "*?["):
-        return pattern.lower() in name.lower()
-    return fnmatch.fnmatchcase(name.lower(), pattern.lower())
-
-
-def plain_console() -> Console:
-    """As wide as the terminal; elsewhere lines stay whole, for other programs to read."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=WIDE)
-
-
-def show(heading: Sequence[str], rows: Sequence[Sequence[str]], numbers: int = 0) -> None:
-    """Prints a table whose last `numbers` columns are numbers."""
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for k, name in enumerate(heading):
-        table.add_column(name, justify="right" if k >= len(heading) - numbers else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, row))
-    plain_console().print(table)
-
-
-def described(value: Any) -> str:
-    """Type and shape of a value of a graph."""
-    kind = value.dtype.numpy().name if value.dtype is not None else "?"
-    if value.shape is None:
-        return f"{kind}[…]"
-    return f"{kind}[{', '.join('?' if not isinstance(d, int) and d.value is None else str(d) for d in value.shape)}]"
-
-
-def size(path: Path) -> str:
-    """Of a file, in a few letters; a file of weights that stays may be missing."""
-    if not path.exists():
-        return "(not there)"
-    number = float(path.stat().st_size)
-    for unit in ("B", "kB", "MB"):
-        if number < 1000:
-            return f"{number:.3g} {unit}"
-        number /= 1000
-    return f"{number:.3g} GB"

@@ -1,0 +1,8 @@
+"""The command line: onnxgrad train, grad, check and ops."""
+
+from onnxgrad.cli.gradients import check, grad
+from onnxgrad.cli.group import main
+from onnxgrad.cli.listing import ops
+from onnxgrad.cli.training import train
+
+__all__ = ["check", "grad", "main", "ops", "train"]

@@ -1,0 +1,66 @@
+"""What to train on: files whose columns are the inputs of model and loss, and examples held out of them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from onnxgrad.nearest import listed, suggestion
+from onnxgrad.tensor_types import Array
+
+HELD_OUT = 1  # sets the choice of examples to hold out apart from other uses of the seed
+Columns = dict[str, Array]
+
+
+def read_columns(option: str, path: Path, needed: Sequence[str]) -> tuple[Columns, list[str]]:
+    """The columns of a file that are needed, and the names of the others."""
+    from onnxgrad.train.batches import Batches
+
+    try:
+        columns = Batches(path, 1).arrays
+    except Exception as error:  # ours, or of zipfile, numpy or pyarrow
+        if str(error).startswith("Batches: "):
+            raise ValueError(f"{option}: {str(error).removeprefix('Batches: ')}") from None
+        raise ValueError(f"{option}: {str(path)!r} is no {path.suffix} file ({type(error).__name__})") from None
+    for name in needed:
+        if name not in columns:
+            raise ValueError(
+                f"{option}: {str(path)!r} lacks {name!r}, an input of model or loss{suggestion(name, columns)}"
+            )
+    if not len(columns[needed[0]]):
+        raise ValueError(f"{option}: {str(path)!r} has no examples")
+    return {name: columns[name] for name in needed}, [name for name in columns if name not in needed]
+
+
+def hold_out(columns: Columns, share: float, seed: int) -> tuple[Columns, Columns]:
+    """Examples to train on, and others, chosen by the seed, to validate with."""
+    count = len(next(iter(columns.values())))
+    aside = round(count * share)
+    if not 0 < aside < count:
+        raise ValueError(f"--val {share:g} of {count} examples is {aside}, expected some, and some to train on")
+    order = np.random.default_rng([seed, HELD_OUT]).permutation(count)
+    chosen, rest = np.sort(order[:aside]), np.sort(order[aside:])
+    return {n: a[rest] for n, a in columns.items()}, {n: a[chosen] for n, a in columns.items()}
+
+
+def validation(text: str, columns: Columns, seed: int) -> tuple[Columns, Columns]:
+    """What --val asks for: a share of the examples, or a file. Gives what is left to train on, and what to validate."""
+    try:
+        share = float(text)
+    except ValueError:
+        found, _ = read_columns("--val", Path(text), list(columns))
+        return columns, found
+    if not 0 < share < 1:
+        raise ValueError(f"--val is {text}, expected a file or a share between 0 and 1 of the examples to hold out")
+    return hold_out(columns, share, seed)
+
+
+def expect_columns(trained: str, needed: Sequence[str]) -> None:
+    """A model without inputs has nothing to be trained with."""
+    if not needed:
+        raise ValueError(f"{trained!r} has no inputs and its loss none: there is nothing to train it with")
+
+
+def unused(path: Path, names: Sequence[str]) -> str:
+    """A remark."""
+    return f"{path.name}: not used: {listed(names)}"

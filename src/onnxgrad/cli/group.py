@@ -1,0 +1,73 @@
+"""The group of commands: how each of them is added, and how it refuses."""
+
+import functools
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+import onnxgrad
+
+INTERRUPTED = 130  # what shells say of a program that Ctrl-C has ended
+
+
+class Refused(click.ClickException):
+    """One sentence on stderr."""
+
+    exit_code = 2
+
+    def show(self, file: Any = None) -> None:
+        click.echo(f"onnxgrad: {self.message}", file=file, err=file is None)
+
+
+class Failed(Refused):
+    """What was asked for was fine, and went wrong all the same."""
+
+    exit_code = 1
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]}, no_args_is_help=True)
+@click.version_option(onnxgrad.__version__, prog_name="onnxgrad")
+def main() -> None:
+    """Training of ONNX models, and gradients of ONNX models as ONNX models.
+
+    \b
+    onnxgrad train model.onnx --data train.npz --loss cross-entropy:logits -o trained.onnx
+    onnxgrad grad model.onnx -o gradient.onnx   adds the gradient to a model
+    onnxgrad check model.onnx                   compares it with difference quotients
+    onnxgrad ops --rules                        lists the operators that have one
+    """
+
+
+def command(function: Callable[..., None]) -> click.Command:
+    """A command of `main` whose errors are sentences."""
+
+    @functools.wraps(function)
+    def run(debug: bool, **options: Any) -> None:
+        try:
+            function(**options)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except KeyboardInterrupt:
+            click.echo("onnxgrad: interrupted", err=True)
+            raise click.exceptions.Exit(INTERRUPTED) from None
+        except Exception as error:
+            if debug:
+                traceback.print_exc()
+            raise Refused(sentence(error)) from None
+
+    debug = click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+    return main.command()(debug(run))
+
+
+def sentence(error: Exception) -> str:
+    """An error in the words of the command line."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    text = " ".join(str(error).split())
+    if not isinstance(error, (ValueError, TypeError, NotImplementedError, OSError)):
+        text = f"{type(error).__name__}: {text} (--debug shows where)"
+    for name in ("gradient", "check_gradient", "Trainer", "fit"):
+        text = text.removeprefix(f"{name}: ")
+    return text.replace("`of`", "--of").replace("`wrt`", "--wrt")

@@ -1,0 +1,67 @@
+"""What a run came to: a table of its epochs, the files it wrote, and the curves of its picture."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from onnxgrad.cli.tables import plain_console, show, size
+from onnxgrad.train.journal import Event, Journal
+from onnxgrad.train.picture import Curve, Panel, smoothed
+from onnxgrad.train.progress import clock, figure
+
+MOST_EPOCHS = 20  # in the table: the last ones, and the best
+
+
+def show_outcome(journal: Journal, metrics: Sequence[str], files: Mapping[str, Path | None]) -> None:
+    """Prints tables."""
+    epochs = journal.of("epoch")
+    best = best_epoch(epochs)
+    validated = any(e["validation"] for e in epochs)
+    measured = ["loss", *metrics] if validated else []
+    heading = ["epoch", "", "updates", "train loss", *(f"val {name}" for name in measured), "time"]
+    rows = [
+        [str(e["epoch"]), "best" if e is best else "", str(e["step"]), _number(e["loss"]),
+         *(_number(e["validation"].get(name)) for name in measured), clock(e["seconds"])]
+        for e in epochs if e in epochs[-MOST_EPOCHS:] or e is best
+    ]  # fmt: skip
+    show(heading, rows, numbers=len(heading) - 2)
+    console = plain_console()
+    if len(rows) < len(epochs):
+        console.print(f"… and {len(epochs) - len(rows)} epochs before", markup=False)
+    console.print(f"trained in {clock(sum(e['seconds'] for e in epochs))}", markup=False)
+    found = {what: path for what, path in files.items() if path is not None and path.exists()}
+    show(["written", "", ""], [[what, str(p), "" if p.is_dir() else size(p)] for what, p in found.items()], numbers=1)
+
+
+def best_epoch(epochs: Sequence[Event]) -> Event | None:
+    """The one with the least loss on validation data, or without such the least loss in training."""
+    if not epochs:
+        return None
+    return min(epochs, key=lambda e: _sortable(e["validation"]["loss"] if e["validation"] else e["loss"]))
+
+
+def _sortable(value: float | None) -> float:
+    return value if value is not None and not math.isnan(value) else math.inf
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else figure(value)
+
+
+def curves(journal: Journal) -> list[Panel]:
+    """The loss of every update, its mean, and what was measured after each epoch."""
+    steps = [(e["step"], e["loss"]) for e in journal.of("step") if e["loss"] is not None]
+    epochs = [e for e in journal.of("epoch") if e["validation"]]
+    names = list(dict.fromkeys(name for e in epochs for name in e["validation"]))
+    measured = {
+        name: Curve(
+            f"validation {name}",
+            [(e["step"], v) for e in epochs if (v := e["validation"].get(name)) is not None],
+            marked=True,
+        )
+        for name in names
+    }
+    loss = [Curve("each update", steps, pale=True), Curve("training", smoothed(steps))]
+    if "loss" in measured:
+        loss.append(measured.pop("loss"))
+    return [Panel("loss", loss), *(Panel(name, [curve]) for name, curve in measured.items())]

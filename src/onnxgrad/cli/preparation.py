@@ -1,0 +1,180 @@
+"""A run of onnxgrad train before it starts: what it is given, where it writes, and that all of it is right."""
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from onnxgrad.cli.data import Columns, expect_columns, read_columns, unused, validation
+from onnxgrad.differentiate import load
+from onnxgrad.saving import expect_place
+from onnxgrad.train import written
+from onnxgrad.train.batches import Batches
+from onnxgrad.train.metrics import Metric
+from onnxgrad.train.parameters import trainable_parameters
+from onnxgrad.train.picture import expect_drawable
+from onnxgrad.train.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of the command line, under their names."""
+
+    model: Path
+    output: Path
+    data: Path
+    val: str | None
+    loss: Sequence[str]
+    metric: Sequence[str]
+    epochs: int
+    batch_size: int
+    drop_last: bool
+    no_shuffle: bool
+    optimizer: str
+    lr: float | None
+    weight_decay: float | None
+    momentum: float | None
+    group: Sequence[str]
+    schedule: str
+    warmup: float | None
+    trainable: Sequence[str]
+    freeze: Sequence[str]
+    clip_norm: float | None
+    clip_value: float | None
+    accumulate: int
+    seed: int
+    device: str
+    checkpoint: Path | None
+    save_every: int | None
+    keep_best: bool
+    resume: Path | None
+    overwrite: bool
+    metrics: str | None
+    plot: str | None
+    tensorboard: Path | None
+    quiet: bool
+
+
+@dataclass(frozen=True)
+class Files:
+    """Where everything goes; None is left out."""
+
+    output: Path
+    checkpoint: Path
+    best: Path
+    metrics: Path | None
+    plot: Path | None
+
+    @classmethod
+    def of(cls, options: Options) -> "Files":
+        """Beside the output, if nothing else is said; each is tried."""
+        output = options.output
+
+        def beside(given: str | Path | None, suffix: str) -> Path:
+            return Path(given) if given is not None else output.with_suffix(suffix)
+
+        files = cls(
+            output,
+            beside(options.checkpoint, ".safetensors"),
+            output.with_suffix(".best.safetensors"),
+            None if options.metrics == "none" else beside(options.metrics, ".jsonl"),
+            None if options.plot == "none" else beside(options.plot, ".svg"),
+        )
+        named = {"--output": output, "--checkpoint": files.checkpoint, "--metrics": files.metrics, "--plot": files.plot}
+        taken: dict[Path, str] = {options.data.absolute(): "--data"}
+        for option, path in named.items():
+            if path is None:
+                continue
+            other = taken.setdefault(path.absolute(), option)
+            if other != option:
+                raise ValueError(f"{option} and {other} are both {str(path)!r}, expected files of their own")
+            expect_place(path)
+            expect_writable(option, path.parent)
+        if files.plot is not None:
+            expect_drawable(files.plot)
+        if options.tensorboard is not None:
+            there = next(p for p in (options.tensorboard, *options.tensorboard.absolute().parents) if p.exists())
+            expect_writable("--tensorboard", there)
+        return files
+
+
+def expect_writable(option: str, folder: Path) -> None:
+    """Tries, because rights say little about file systems."""
+    with _sentence_about(option, folder), tempfile.TemporaryFile(dir=folder):
+        pass
+
+
+@contextlib.contextmanager
+def _sentence_about(option: str, folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(f"{option}: nothing can be written into {str(folder)!r} ({error.strerror})") from None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that may start."""
+
+    trainer: Trainer
+    batches: Batches
+    validation: Batches | None
+    metrics: dict[str, Metric]
+    remarks: list[str]
+
+
+def prepare(options: Options) -> Prepared:
+    """Everything that can be wrong is found here."""
+    graph = load(options.model).graph
+    outputs = [str(v.name) for v in graph.outputs]
+    loss = written.loss(options.loss, outputs)
+    targets = [] if isinstance(loss, str) else [part.target for part in loss.parts]
+    inputs = [str(v.name) for v in graph.inputs if v.name not in graph.initializers]
+    needed = list(dict.fromkeys([*inputs, *(t for t in targets if t not in graph.initializers)]))
+    expect_columns(str(options.model), needed)
+    if options.metric and options.val is None:
+        raise ValueError("--metric is measured on examples to validate with: name a file or a share with --val")
+    if options.keep_best and options.val is None:
+        raise ValueError("--keep-best goes by the loss on examples to validate with: name a file or a share with --val")
+    metrics = written.measures(options.metric, loss, outputs, needed)
+    columns, others = read_columns("--data", options.data, needed)
+    remarks = [unused(options.data, others)] if others else []
+    held_out: Columns | None = None
+    if options.val is not None:
+        columns, held_out = validation(options.val, columns, options.seed)
+    batches = Batches(
+        columns, options.batch_size, shuffle=not options.no_shuffle, seed=options.seed, drop_last=options.drop_last
+    )
+    updates = options.epochs * len(batches) // options.accumulate
+    if not updates:
+        raise ValueError(
+            f"{batches.examples} examples in batches of {options.batch_size} make no update: lower --batch-size, "
+            "--accumulate or leave out --drop-last"
+        )
+    given = {"lr": options.lr, "weight_decay": options.weight_decay, "momentum": options.momentum}
+    optimizer = written.optimizer(options.optimizer, given, options.group)
+    schedule = written.schedule(options.schedule, options.warmup, updates)
+    if options.resume is not None and not options.resume.is_file():
+        raise FileNotFoundError(f"--resume: {str(options.resume)!r} is no file, expected a checkpoint")
+    trainable = trainable_parameters(options.model, loss, options.trainable, options.freeze)
+    trainer = Trainer(
+        options.model, loss, optimizer, trainable,
+        device=options.device, schedule=schedule, clip_norm=options.clip_norm, clip_value=options.clip_value,
+        accumulate=options.accumulate, seed=options.seed,
+    )  # fmt: skip
+    if options.resume is not None:
+        trainer.restore(options.resume)
+    validating = None if held_out is None else Batches(held_out, options.batch_size, shuffle=False)
+    _try_out("--data", trainer, columns, options.batch_size, {})
+    if held_out is not None:
+        _try_out("--val", trainer, held_out, options.batch_size, metrics)
+    return Prepared(trainer, batches, validating, metrics, remarks)
+
+
+def _try_out(option: str, trainer: Trainer, columns: Columns, size: int, metrics: Mapping[str, Metric]) -> None:
+    """One batch through the model, which changes nothing: shapes and types are those of all the others."""
+    try:
+        trainer.evaluate([{name: a[:size] for name, a in columns.items()}], metrics)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{option}: {error}") from None

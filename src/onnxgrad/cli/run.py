@@ -1,0 +1,166 @@
+"""What onnxgrad train does: looks at everything, trains, writes the model, and shows what came of it."""
+
+import contextlib
+import math
+import shlex
+import signal
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from onnxgrad.cli.config import as_typed
+from onnxgrad.cli.group import Failed
+from onnxgrad.cli.outcome import curves, show_outcome
+from onnxgrad.cli.preparation import Files, Options, Prepared, prepare
+from onnxgrad.train.fitting import TrainingStoppedError
+from onnxgrad.train.interruption import Interrupted
+from onnxgrad.train.journal import Event, Journal, read_journal, up_to
+from onnxgrad.train.picture import draw
+from onnxgrad.train.tensorboard import EventFile
+
+# What decides which batches there are: a run that goes on in the middle of an epoch has to have the same.
+SAME_BATCHES = ("val", "batch_size", "drop_last", "no_shuffle", "accumulate", "seed")
+
+
+def earlier_events(options: Options, files: Files, steps: int) -> list[Event]:
+    """The journal of the run that this one goes on with."""
+    found = read_journal(files.metrics) if files.metrics is not None else []
+    if options.resume is None:
+        unfinished = found and files.checkpoint.is_file() and not any(e["event"] == "end" for e in found)
+        if unfinished and not options.overwrite:
+            raise ValueError(
+                f"{str(files.checkpoint)!r} is of a run that did not end: go on with --resume {files.checkpoint}, or "
+                "start anew with --overwrite"
+            )
+        return []
+    before: dict[str, Any] = next((e["options"] for e in reversed(found) if e["event"] == "start"), {})
+    for name in SAME_BATCHES:
+        now = asdict(options)[name]
+        if name in before and before[name] != now:
+            raise ValueError(
+                f"--resume: the run had --{name.replace('_', '-')} {_told(before[name])}, now it is {_told(now)}, so "
+                "that its batches would be others"
+            )
+    return up_to(found, steps)
+
+
+def _told(value: Any) -> str:
+    return "not set" if value in (None, False) else "set" if value is True else str(value)
+
+
+def run(options: Options, context: click.Context) -> None:
+    """The command."""
+    files = Files.of(options)
+    prepared = prepare(options)
+    trainer = prepared.trainer
+    earlier = earlier_events(options, files, trainer.steps)
+    if not options.quiet:
+        numbers = sum(math.prod(a.shape) for a in trainer.parameters.values())
+        count, examples = len(trainer.parameters), prepared.batches.examples
+        training = (
+            f"training {numbers:,} numbers in {count} parameters of {options.model.name} on {examples:,} examples"
+        )
+        for line in (*prepared.remarks, training):
+            click.echo(line, err=True)
+    if options.keep_best and options.resume is None:
+        files.best.unlink(missing_ok=True)  # of another run
+    again = shlex.join(as_typed(context, resume=str(files.checkpoint)))
+    with contextlib.ExitStack() as stack:
+        journal = stack.enter_context(Journal(files.metrics, earlier))
+        board = None
+        if options.tensorboard is not None:
+            board = stack.enter_context(EventFile(options.tensorboard, trainer.steps))
+        journal.write({"event": "start", "step": trainer.steps, "options": _options_told(options)})
+        stack.callback(_draw, files.plot, journal)  # whatever becomes of the run
+        _fit(options, files, prepared, journal, board, again)
+        if options.keep_best and files.best.is_file():
+            trainer.restore(files.best)
+        with _or_go_on(again):
+            trainer.export(files.output)
+        journal.write({"event": "end", "step": trainer.steps})
+    if not options.quiet:
+        show_outcome(journal, list(prepared.metrics), _written(files, options))
+
+
+def _draw(path: Path | None, journal: Journal) -> None:
+    if path is not None:
+        try:
+            draw(path, curves(journal))
+        except OSError as error:  # no reason to lose more than the picture
+            click.echo(f"onnxgrad: there is no picture: {error}", err=True)
+
+
+def _fit(
+    options: Options, files: Files, prepared: Prepared, journal: Journal, board: EventFile | None, again: str
+) -> None:
+    trainer = prepared.trainer
+
+    def log(event: Event) -> None:
+        journal.write(event)
+        if board is not None:
+            to_board(board, event)
+        if options.keep_best and event["event"] == "epoch" and _is_best(journal, event, files.best):
+            trainer.save(files.best)
+
+    try:
+        trainer.fit(
+            prepared.batches, options.epochs, validation=prepared.validation, metrics=prepared.metrics,
+            quiet=options.quiet, checkpoint=files.checkpoint, save_every=options.save_every, log=log,
+        )  # fmt: skip
+    except Interrupted as stop:
+        go_on = f"; to go on: {again}" if stop.saved is not None else ""
+        click.echo(f"onnxgrad: {stop}{go_on}", err=True)
+        raise click.exceptions.Exit(128 + signal.Signals[stop.signal]) from None
+    except TrainingStoppedError as error:
+        raise Failed(str(error)) from None
+    except OSError as error:  # the disk is full, or gone
+        raise Failed(f"{error}; to go on: {again}") from None
+
+
+@contextlib.contextmanager
+def _or_go_on(again: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise Failed(
+            f"the model could not be written: {error}; what was trained is in the checkpoint: {again}"
+        ) from None
+
+
+def _is_best(journal: Journal, event: Event, path: Path) -> bool:
+    if not path.is_file():
+        return True
+    others = [e["validation"]["loss"] for e in journal.of("epoch") if e["epoch"] != event["epoch"] and e["validation"]]
+    loss: float = event["validation"]["loss"]
+    return loss <= min((x for x in others if x is not None), default=float("inf"))
+
+
+def to_board(board: EventFile, event: Event) -> None:
+    """An event as scalars."""
+    if event["event"] == "step":
+        values = {
+            f"train/{name}": event[name] for name in ("loss", "lr", "gradient_norm") if event.get(name) is not None
+        }
+        board.scalars(event["step"], values)
+    else:
+        values = {f"validation/{name}": value for name, value in event["validation"].items()}
+        board.scalars(event["step"], {"train/epoch_loss": event["loss"], **values})
+        board.flush()
+
+
+def _options_told(options: Options) -> dict[str, Any]:
+    return {
+        name: str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
+        for name, value in asdict(options).items()
+    }
+
+
+def _written(files: Files, options: Options) -> dict[str, Path | None]:
+    return {
+        "trained model": files.output, "checkpoint": files.checkpoint,
+        "checkpoint of the best epoch": files.best if options.keep_best else None,
+        "every update": files.metrics, "picture": files.plot, "TensorBoard": options.tensorboard,
+    }  # fmt: skip

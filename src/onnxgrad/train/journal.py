@@ -1,0 +1,83 @@
+"""The journal of a run: one JSON object per line, written as it goes, and read again when the run is resumed."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from onnxgrad.train.checkpoint import replaced
+
+Event = dict[str, Any]
+
+
+class Journal:
+    """Events of a run, kept here and, unless `path` is None, written to a file, each at once.
+
+    An event has a name, `event`: "start", "step", "epoch" or "end". `earlier` are those of a run that this one goes on
+    with: they come first.
+    """
+
+    def __init__(self, path: Path | None, earlier: Sequence[Event] = ()) -> None:
+        self.events: list[Event] = list(earlier)
+        self._file = None
+        if path is not None:
+            with replaced(path) as draft:
+                draft.write_text("".join(map(_line, self.events)), encoding="utf-8")
+            self._file = path.open("a", encoding="utf-8", buffering=1)  # so that others can follow it
+
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def write(self, event: Mapping[str, Any]) -> None:
+        """One more."""
+        self.events.append(dict(event))
+        if self._file is not None:
+            self._file.write(_line(event))
+
+    def of(self, name: str) -> list[Event]:
+        """The events of a name; of an epoch that was ended twice the later one."""
+        found = [e for e in self.events if e["event"] == name]
+        return list({e["epoch"]: e for e in found}.values()) if name == "epoch" else found
+
+
+def read_journal(path: Path) -> list[Event]:
+    """The events in a file, of which the last line may be cut off; none if there is no such file."""
+    if not path.is_file():
+        return []
+    events: list[Event] = []
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    for number, line in enumerate(lines, 1):
+        try:
+            event = json.loads(line)
+            if not isinstance(event, dict) or not isinstance(event.get("event"), str):
+                raise ValueError
+        except ValueError:
+            if number == len(lines):
+                break
+            raise ValueError(f"{str(path)!r} is no journal of a run: line {number} is no event") from None
+        events.append(event)
+    return events
+
+
+def up_to(events: Sequence[Event], step: int) -> list[Event]:
+    """What had happened after so many updates: the rest will happen again."""
+    return [e for e in events if e["event"] != "end" and e.get("step", 0) <= step]
+
+
+def _line(event: Mapping[str, Any]) -> str:
+    return json.dumps(_plain(event), ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no NaN and no infinity."""
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
