@@ -1,4 +1,4 @@
-"""Writes docs/operators.md, docs/rules.md and the table of operators in the README from operators and rules themselves.
+"""Writes docs/operators.md, docs/rules.md and the tables of README.md and docs/command-line.md from the code itself.
 
 `python docs/generate.py` writes; with --check it only says, by its exit code, whether anything would change.
 """
@@ -6,11 +6,13 @@
 import sys
 from pathlib import Path
 
+import click
+
+from onnxgrad.cli import train
 from onnxgrad.coverage import BACKENDS, RuleRow, has_kernel, operators, rules, short_types, type_names
 from onnxgrad.op import Attribute, Op
 
 ROOT = Path(__file__).parents[1]
-BEGIN, END = "<!-- operators:begin -->", "<!-- operators:end -->"
 
 
 def default_text(attribute: Attribute) -> str:
@@ -91,17 +93,31 @@ def rules_page() -> str:
     return "\n\n".join([*parts, "## No gradient", ", ".join(ends) + "."]) + "\n"
 
 
-def with_table(readme: str) -> str:
-    before, rest = readme.split(BEGIN)
-    return f"{before}{BEGIN}\n{table()}\n{END}{rest.split(END)[1]}"
+def options_table() -> str:
+    """What `onnxgrad train --help` says."""
+    lines = ["| option | |", "|---|---|"]
+    for option in train.params:
+        if isinstance(option, click.Option):
+            takes = "" if option.is_flag else " " + option.make_metavar(click.Context(train)).replace("|", "\\|")
+            default = f" By default {option.default}." if option.show_default else ""
+            lines.append(f"| `{', '.join(option.opts)}{takes}` | {option.help}{default} |")
+    return "\n".join(lines)
+
+
+def with_table(page: Path, name: str, table: str) -> str:
+    """The page with a table between its two marks."""
+    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    before, rest = page.read_text().split(begin)
+    return f"{before}{begin}\n{table}\n{end}{rest.split(end)[1]}"
 
 
 def main() -> int:
-    readme = ROOT / "README.md"
+    readme, command_line = ROOT / "README.md", ROOT / "docs" / "command-line.md"
     wanted = {
         ROOT / "docs" / "operators.md": operators_page(),
         ROOT / "docs" / "rules.md": rules_page(),
-        readme: with_table(readme.read_text()),
+        readme: with_table(readme, "operators", table()),
+        command_line: with_table(command_line, "options", options_table()),
     }
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
     if "--check" in sys.argv[1:]:

@@ -15,6 +15,8 @@ ABOVE_0 = click.FloatRange(0, min_open=True)
 
 def option(*names: str, **how: Any) -> Any:
     """An option whose help says what it is by default."""
+    if "metavar" not in how and isinstance(how.get("type"), (click.IntRange, click.FloatRange)):
+        how["metavar"] = "NUMBER"
     return click.option(*names, show_default="default" in how, **how)
 
 
