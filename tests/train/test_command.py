@@ -119,7 +119,7 @@ SETTINGS = shlex.split(
 @pytest.mark.parametrize(
     "more", [(), ("--accumulate", "2", "--optimizer", "sgd", "--momentum", "0.9")], ids=["adamw", "sgd"]
 )
-@pytest.mark.parametrize("at", [4, 7, 16])  # within an epoch, and at the end of one
+@pytest.mark.parametrize("at", [5, 7, 16])  # within an epoch, and at the end of one
 def test_ctrl_c_and_the_command_that_it_prints_give_the_numbers_of_an_uninterrupted_run(folder, monkeypatch, at, more):
     run(*BASE, *SETTINGS, *more, "-o", "whole.onnx")
     step, count = Trainer.step, []
@@ -171,6 +171,27 @@ def test_a_signal_to_a_process(folder):
     assert sorted(p.name for p in folder.iterdir()) == [
         "model.onnx", "train.npz", "trained.jsonl", "trained.safetensors"
     ]  # fmt: skip
+
+
+def test_killed_outright_it_goes_on_from_the_last_checkpoint(folder):
+    given = (*BASE, "--epochs", 400, "--save-every", 5, "--plot", "none", "--no-shuffle")
+    script = Path(sys.executable).with_name("onnxgrad")
+    process = subprocess.Popen([script, *map(str, given), "-o", "parts.onnx", "--quiet"])
+    try:
+        deadline = time.monotonic() + 60
+        while not (folder / "parts.safetensors").exists():
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.01)
+        time.sleep(0.1)
+    finally:
+        process.kill()
+        process.wait()
+    assert not Path("parts.onnx").exists()
+    run(*given, "-o", "parts.onnx", "--resume", "parts.safetensors")
+    run(*given, "-o", "whole.onnx")
+    assert 0 < events("parts.jsonl", "start")[1]["step"] < 3600
+    assert events("parts.jsonl", "step") == events("whole.jsonl", "step")
+    assert Path("parts.onnx").read_bytes() == Path("whole.onnx").read_bytes()
 
 
 def test_resuming_with_more_epochs_and_with_other_batches(folder):

@@ -164,6 +164,14 @@ OUT = ("-o", "out.onnx")
         (("--data", "wide.npz"), "--data: the batch's x has shape [8, 7], expected ['N', 6]"),
         (("--data", "real.npz"), "--data: the batch's target holds float64, expected int64"),
         (("--data", "uneven.npz"), "--data: the arrays have different numbers of examples (x: 4, target: 3)"),
+        (
+            ("--data", "classes.npz"),
+            "--data: 'target' has the class 3 in example 5, expected 0 to 2; ignore-index=3 leaves such out",
+        ),
+        (
+            ("--val", "negative.npz", "--loss", "cross-entropy:logits:ignore-index=9"),
+            "--val: 'target' has the class -1 in example 7, expected 0 to 2; ignore-index=-1 leaves such out",
+        ),
         (("--data", "empty.npz"), "--data: 'empty.npz' has no examples"),
         (("--val", "wide.npz"), "--val: the batch's x has shape [8, 7], expected ['N', 6]"),
         (("--trainable", "fc2.*"), "--trainable 'fc2.*' matches no parameter that the loss depends on"),
@@ -187,6 +195,10 @@ def test_refusals_are_one_sentence_before_anything_runs(folder, arguments, sente
     np.savez("wide.npz", x=np.zeros((9, 7), np.float32), target=np.zeros(9, np.int64))
     np.savez("real.npz", x=x, target=arrays()["target"] / 2)
     np.savez("uneven.npz", x=x[:4], target=np.zeros(3, np.int64))
+    for name, example, value in (("classes", 5, 3), ("negative", 7, -1)):
+        target = arrays()["target"]
+        target[example] = value
+        np.savez(f"{name}.npz", x=x, target=target)
     np.savez("empty.npz", x=x[:0], target=np.zeros(0, np.int64))
     before = {p.name: p.read_bytes() for p in folder.iterdir()}
     printed = run(*BASE, *OUT, *arguments, code=2).output
@@ -225,6 +237,20 @@ def test_folders_that_cannot_be_written_are_found_before_training(folder, option
     printed = run(*BASE, *OUT, option, place, code=2).output
     assert printed.startswith(f"onnxgrad: {name}: nothing can be written into '/proc/self' (")
     assert not list(folder.glob("out*"))
+
+
+def test_classes_to_leave_out_and_a_device_that_is_not_there(folder):
+    data = arrays()
+    data["target"][::7] = -100
+    np.savez("masked.npz", **data)
+    loss = ("--loss", "cross-entropy:logits:ignore-index=-100")
+    given = ("train", "model.onnx", "--data", "masked.npz", *loss, *OUT, "--val", "masked.npz", "--metric", "accuracy")
+    run(*given)
+    assert 0 <= events("out.jsonl", "epoch")[0]["validation"]["accuracy"] <= 1
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        refused = run(*given, "--device", "cuda", code=2).output
+        assert refused.startswith("onnxgrad: device is 'cuda', but") and refused.endswith(": use --device cpu\n")
 
 
 def test_texts_with_colons_in_names_and_every_kind():

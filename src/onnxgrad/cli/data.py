@@ -1,12 +1,14 @@
 """What to train on: files whose columns are the inputs of model and loss, and examples held out of them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from onnxgrad.nearest import listed, suggestion
 from onnxgrad.tensor_types import Array
+from onnxgrad.train.losses import CrossEntropy, Total
 
 HELD_OUT = 1  # sets the choice of examples to hold out apart from other uses of the seed
 Columns = dict[str, Array]
@@ -53,6 +55,31 @@ def validation(text: str, columns: Columns, seed: int) -> tuple[Columns, Columns
     if not 0 < share < 1:
         raise ValueError(f"--val is {text}, expected a file or a share between 0 and 1 of the examples to hold out")
     return hold_out(columns, share, seed)
+
+
+def expect_classes(option: str, columns: Columns, loss: Total | str, classes: Mapping[str, Sequence[Any]]) -> None:
+    """Class numbers that are none would stop a run late, or, below 0, train it on other classes without a word.
+
+    `classes` are the shapes of outputs, as far as they are known.
+    """
+    for part in () if isinstance(loss, str) else loss.parts:
+        if not isinstance(part, CrossEntropy) or part.probabilities or part.target not in columns:
+            continue
+        given = columns[part.target]
+        shape = classes.get(part.prediction, ())
+        most = shape[part.axis] if -len(shape) <= part.axis < len(shape) else None
+        if not np.issubdtype(given.dtype, np.integer):
+            continue  # the batch is refused
+        wrong = (given < 0) | (given >= most if isinstance(most, int) else False)
+        if part.ignore_index is not None:
+            wrong &= given != part.ignore_index
+        if wrong.any():
+            example = np.argwhere(wrong)[0]
+            expected = f"0 to {most - 1}" if isinstance(most, int) else "0 or more"
+            raise ValueError(
+                f"{option}: {part.target!r} has the class {given[tuple(example)]} in example {example[0]}, expected "
+                f"{expected}; ignore-index={given[tuple(example)]} leaves such out"
+            )
 
 
 def expect_columns(trained: str, needed: Sequence[str]) -> None:

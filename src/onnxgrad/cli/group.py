@@ -66,8 +66,11 @@ def sentence(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}"
     text = " ".join(str(error).split())
-    if not isinstance(error, (ValueError, TypeError, NotImplementedError, OSError)):
+    ours = text.startswith(("Trainer: ", "fit: "))
+    if not ours and not isinstance(error, (ValueError, TypeError, NotImplementedError, OSError)):
         text = f"{type(error).__name__}: {text} (--debug shows where)"
     for name in ("gradient", "check_gradient", "Trainer", "fit"):
         text = text.removeprefix(f"{name}: ")
-    return text.replace("`of`", "--of").replace("`wrt`", "--wrt")
+    for name, written in {"`of`": "--of", "`wrt`": "--wrt", "device='cpu'": "--device cpu"}.items():
+        text = text.replace(name, written)
+    return text

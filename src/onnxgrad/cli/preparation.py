@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from onnxgrad.cli.data import Columns, expect_columns, read_columns, unused, validation
+from onnxgrad.cli.data import Columns, expect_classes, expect_columns, read_columns, unused, validation
 from onnxgrad.differentiate import load
 from onnxgrad.saving import expect_place
 from onnxgrad.train import written
@@ -143,6 +143,10 @@ def prepare(options: Options) -> Prepared:
     held_out: Columns | None = None
     if options.val is not None:
         columns, held_out = validation(options.val, columns, options.seed)
+    shapes = {str(v.name): list(v.shape or ()) for v in graph.outputs}
+    for option, examples in (("--data", columns), ("--val", held_out)):
+        if examples is not None:
+            expect_classes(option, examples, loss, shapes)
     batches = Batches(
         columns, options.batch_size, shuffle=not options.no_shuffle, seed=options.seed, drop_last=options.drop_last
     )

@@ -117,7 +117,7 @@ def _fit(
     except TrainingStoppedError as error:
         raise Failed(str(error)) from None
     except OSError as error:  # the disk is full, or gone
-        raise Failed(f"{error}; to go on: {again}") from None
+        raise Failed(f"{error}; to go on: {again}" if files.checkpoint.is_file() else str(error)) from None
 
 
 @contextlib.contextmanager

@@ -42,6 +42,8 @@ class Place:
     batches: int = 0  # done of the next one
     passes: int = 0  # how often `batches` had been gone through before it
     total: float = 0.0  # of the losses in it
+    waiting: int = 0  # batches since the last update
+    waiting_total: float = 0.0  # of their losses
 
 
 @dataclass(frozen=True)
@@ -96,19 +98,20 @@ def _epoch(trainer: "Trainer", plan: Plan, place: Place, progress: Progress, int
     start = time.perf_counter()
     length = len(plan.batches) if isinstance(plan.batches, Sized) else None
     progress.start_epoch(place.epoch + 1, plan.epochs, length, place.batches)
-    since: list[float] = []  # losses since the last update
     for batch in _rest_of_epoch(plan.batches, place):
         before = trainer.steps
         loss = trainer.step(batch)
         place.batches += 1
         place.total += loss
-        since.append(loss)
+        place.waiting += 1
+        place.waiting_total += loss
         rate = trainer.optimizer.lr * trainer.schedule(max(0, trainer.steps - 1))
         progress.advance(loss, rate)
         if trainer.steps > before:
-            _tell(plan, event="step", epoch=place.epoch + 1, step=trainer.steps, loss=sum(since) / len(since), lr=rate,
+            mean = place.waiting_total / place.waiting
+            _tell(plan, event="step", epoch=place.epoch + 1, step=trainer.steps, loss=mean, lr=rate,
                   gradient_norm=trainer.gradient_norm, seconds=time.perf_counter() - start)  # fmt: skip
-            since = []
+            place.waiting, place.waiting_total = 0, 0.0
             if plan.checkpoint is not None and plan.save_every and trainer.steps % plan.save_every == 0:
                 trainer.save(plan.checkpoint)
         if interruption.received:
