@@ -20,7 +20,7 @@ if _TYPE_CHECKING:
     from onnxgrad.checking import check_gradient
     from onnxgrad.differentiate import gradient
     from onnxgrad.rules import vjp
-    from onnxgrad.train import losses, optim, schedules
+    from onnxgrad.train import losses, metrics, optim, schedules
     from onnxgrad.train.batches import Batches
     from onnxgrad.train.trainer import Trainer
 
@@ -41,6 +41,7 @@ __all__ = [
     "losses",
     "lstm_grad",
     "lstm_training",
+    "metrics",
     "optim",
     "reference_ops",
     "register",
@@ -57,6 +58,7 @@ _LATER = {
     "check_gradient": "onnxgrad.checking",
     "gradient": "onnxgrad.differentiate",
     "losses": "onnxgrad.train",
+    "metrics": "onnxgrad.train",
     "optim": "onnxgrad.train",
     "schedules": "onnxgrad.train",
     "vjp": "onnxgrad.rules",

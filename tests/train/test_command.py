@@ -174,7 +174,7 @@ def test_a_signal_to_a_process(folder):
 
 
 def test_killed_outright_it_goes_on_from_the_last_checkpoint(folder):
-    given = (*BASE, "--epochs", 400, "--save-every", 5, "--plot", "none", "--no-shuffle")
+    given = (*BASE, "--epochs", 40, "--save-every", 20, "--plot", "none", "--no-shuffle")
     script = Path(sys.executable).with_name("onnxgrad")
     process = subprocess.Popen([script, *map(str, given), "-o", "parts.onnx", "--quiet"])
     try:
@@ -182,14 +182,14 @@ def test_killed_outright_it_goes_on_from_the_last_checkpoint(folder):
         while not (folder / "parts.safetensors").exists():
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.01)
-        time.sleep(0.1)
+        time.sleep(0.02)
     finally:
         process.kill()
         process.wait()
     assert not Path("parts.onnx").exists()
     run(*given, "-o", "parts.onnx", "--resume", "parts.safetensors")
     run(*given, "-o", "whole.onnx")
-    assert 0 < events("parts.jsonl", "start")[1]["step"] < 3600
+    assert 0 < events("parts.jsonl", "start")[1]["step"] < 360
     assert events("parts.jsonl", "step") == events("whole.jsonl", "step")
     assert Path("parts.onnx").read_bytes() == Path("whole.onnx").read_bytes()
 

@@ -184,6 +184,10 @@ OUT = ("-o", "out.onnx")
         (("--resume", "train.npz"), "'train.npz' is no checkpoint"),
         (("--plot", "picture.jpg"), "'picture.jpg' ends in '.jpg', expected .svg or .png for a picture"),
         (("--metrics", "train.npz"), "--metrics and --data are both 'train.npz', expected files of their own"),
+        (
+            ("--val", "typo.npz", "--checkpoint", "typo.npz"),
+            "--checkpoint and --val are both 'typo.npz', expected files of their own",
+        ),
         (("--plot", "out.onnx"), "--plot and --output are both 'out.onnx', expected files of their own"),
         (("--checkpoint", "none/c"), "'none' is no folder to write 'c' into"),
     ],
@@ -299,7 +303,7 @@ def test_a_journal_that_was_cut_off(tmp_path):
     path.write_text(path.read_text() + '{"event": "st')
     assert [e["event"] for e in read_journal(path)] == ["step", "epoch"]
     assert read_journal(path)[1]["validation"] == {"loss": None}
-    path.write_text("nothing\n" + path.read_text())
+    path.write_text("nothing")
     with raises(ValueError, f"{str(path)!r} is no journal of a run: line 1 is no event"):
         read_journal(path)
 

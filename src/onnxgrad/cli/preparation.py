@@ -83,6 +83,8 @@ class Files:
         )
         named = {"--output": output, "--checkpoint": files.checkpoint, "--metrics": files.metrics, "--plot": files.plot}
         taken: dict[Path, str] = {options.data.absolute(): "--data"}
+        if options.val is not None:
+            taken.setdefault(Path(options.val).absolute(), "--val")
         for option, path in named.items():
             if path is None:
                 continue

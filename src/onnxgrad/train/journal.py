@@ -58,7 +58,7 @@ def read_journal(path: Path) -> list[Event]:
             if not isinstance(event, dict) or not isinstance(event.get("event"), str):
                 raise ValueError
         except ValueError:
-            if number == len(lines):
+            if events and number == len(lines):
                 break
             raise ValueError(f"{str(path)!r} is no journal of a run: line {number} is no event") from None
         events.append(event)
