@@ -38,11 +38,15 @@ class Api:
     def __init__(self, address: int) -> None:
         self.address = address
         self._table = ctypes.cast(address, ctypes.POINTER(ctypes.c_void_p))
+        self._functions: dict[tuple[str, int], Any] = {}
 
     def call(self, name: str, *arguments: Any) -> int:
         """Calls a function of the table with machine words or pointers; 0, or the address of a status."""
-        function = ctypes.CFUNCTYPE(ctypes.c_void_p, *([ctypes.c_void_p] * len(arguments)))
-        return function(self._table[SLOTS[name]])(*arguments) or 0
+        function = self._functions.get((name, len(arguments)))
+        if function is None:
+            kind = ctypes.CFUNCTYPE(ctypes.c_void_p, *([ctypes.c_void_p] * len(arguments)))
+            function = self._functions[name, len(arguments)] = kind(self._table[SLOTS[name]])
+        return function(*arguments) or 0
 
     def succeeds(self, name: str, *arguments: Any) -> bool:
         """The same, where a failure is an answer: its status is dropped."""

@@ -1,19 +1,31 @@
 """A node's run on the CUDA provider: the Triton kernels, on the session's own stream and memory."""
 
 import ctypes
+import functools
+import math
 import threading
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from onnxgrad import arguments
 from onnxgrad.runtime import kernels
 from onnxgrad.runtime.api import Api
 from onnxgrad.runtime.compute import NUMBER
 from onnxgrad.schema import Known
+from onnxgrad.tensor_types import Array
 
-MOST_SHAPES = 256  # kept for one node
+MOST_CALLS = 256  # kept for one node
 _word = ctypes.c_int64
+
+
+class _Call(NamedTuple):
+    """What a node does with inputs of certain shapes, and of certain numbers where these are on the host."""
+
+    host: dict[int, Any]  # inputs on the host, as kernels want them, by position
+    shapes: list[tuple[int, ...]]  # of the outputs
+    options: dict[str, Any]  # attributes, and what else the kernel asks for
 
 
 class _Pool:
@@ -23,10 +35,11 @@ class _Pool:
     each stream has a pool of its own, which is held by the kernels of that session. One thread at a time may use it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, stream: int) -> None:
         import torch
 
         self.memory = torch.cuda.MemPool()
+        self.stream = torch.cuda.ExternalStream(stream)
         self.lock = threading.Lock()
 
 
@@ -44,10 +57,12 @@ def compute_on_cuda(kernel_address: int, context: int) -> int | None:
 def _run(kernel: kernels.Kernel, context: int) -> None:
     import torch
 
-    node, api = kernel.node, kernel.api
-    device = torch.cuda.current_device()
-    inputs: list[Any] = []
-    for k, (declared, dtype) in enumerate(zip(node.op.inputs, node.dtypes, strict=True)):
+    from onnxgrad.cuda.core.indices import BadIndex
+
+    node, api, op = kernel.node, kernel.api, kernel.node.op
+    device = torch.device("cuda", torch._C._cuda_getDevice())
+    inputs: list[Any] = []  # tensors, and the bytes of those on the host
+    for k, (declared, dtype) in enumerate(zip(op.inputs, node.dtypes, strict=True)):
         value = ctypes.c_void_p()
         api.call("KernelContext_GetInput", context, k, ctypes.byref(value))
         if not value.value:
@@ -56,58 +71,79 @@ def _run(kernel: kernels.Kernel, context: int) -> None:
             inputs.append(_on_host(api, value, dtype))
         else:
             inputs.append(_tensor(api, value, dtype, device))
-    stream = ctypes.c_void_p()
-    api.call("KernelContext_GetGPUComputeStream", context, ctypes.byref(stream))
+    call = _call(kernel, inputs)
+    for k, array in call.host.items():
+        inputs[k] = array
     outputs: list[Any] = []
-    shapes = _output_shapes(kernel, inputs)
-    for o, (shape, wanted) in enumerate(zip(shapes, node.wanted, strict=True)):
+    for o, (shape, wanted) in enumerate(zip(call.shapes, node.wanted, strict=True)):
         if not wanted:
             outputs.append(None)
             continue
         dims, value = (_word * max(1, len(shape)))(*shape), ctypes.c_void_p()
         api.call("KernelContext_GetOutput", context, o, dims, len(shape), ctypes.byref(value))
-        outputs.append(_tensor(api, value, node.dtypes[node.op.dtype_sources[o]], device))
-    pool = _pool_of(kernel, stream.value or 0)
-    on_stream = torch.cuda.stream(torch.cuda.ExternalStream(stream.value or 0))
-    with pool.lock, on_stream, torch.cuda.use_mem_pool(pool.memory):
-        names = [output.name for output, wanted in zip(node.op.outputs, node.wanted, strict=True) if wanted]
-        if node.op.chooses_outputs:
-            node.op.into(outputs, *inputs, **node.attributes, outputs=names)
-        else:
-            spare = [
-                torch.empty(tuple(s), dtype=_torch_type(node.dtypes[source]), device="cuda") if o is None else o
-                for o, s, source in zip(outputs, shapes, node.op.dtype_sources, strict=True)
+        outputs.append(_tensor(api, value, node.dtypes[op.dtype_sources[o]], device))
+    address = ctypes.c_void_p()
+    api.call("KernelContext_GetGPUComputeStream", context, ctypes.byref(address))
+    pool = _pool_of(kernel, address.value or 0)
+    with pool.lock, torch.cuda.stream(pool.stream), torch.cuda.use_mem_pool(pool.memory):
+        if not op.chooses_outputs:  # the kernel writes all of them
+            outputs = [
+                torch.empty(tuple(s), dtype=_torch_type(node.dtypes[source]), device=device) if o is None else o
+                for o, s, source in zip(outputs, call.shapes, op.dtype_sources, strict=True)
             ]
-            node.op.into(spare, *inputs, **node.attributes)
+        bad = BadIndex(device, True)
+        try:
+            op.kernel("cuda")(*inputs, *outputs, **call.options, bad=bad)
+            error = bad.error()
+        except (TypeError, ValueError, IndexError, MemoryError) as found:
+            error = found
+        if error is not None:
+            raise op.named(error) from None
 
 
 def _pool_of(kernel: kernels.Kernel, stream: int) -> _Pool:
     with kernels.lock:
         pool = _pools.get(stream)
         if pool is None:
-            pool = _pools[stream] = _Pool()
+            pool = _pools[stream] = _Pool(stream)
         kernel.pools[stream] = pool
     return pool
 
 
-def _output_shapes(kernel: kernels.Kernel, inputs: list[Any]) -> Any:
+def _call(kernel: kernels.Kernel, inputs: list[Any]) -> _Call:
     """Of inputs that look the same as before, as before."""
-    node = kernel.node
-    key = tuple(tuple(x) if isinstance(x, list) else None if x is None else tuple(x.shape) for x in inputs)
-    found = kernel.shapes.get(key)
+    key = tuple(None if x is None else x if isinstance(x, tuple) else x.shape for x in inputs)
+    found = kernel.calls.get(key)
     if found is None:
-        known = [
-            None if x is None else Known((len(x),), tuple(x)) if isinstance(x, list) else Known(tuple(x.shape), None)
-            for x in inputs
-        ]
-        try:
-            found = node.op.output_shapes(known, node.attributes)
-        except (TypeError, ValueError) as error:
-            raise node.op.named(error) from None
-        if len(kernel.shapes) >= MOST_SHAPES:
-            kernel.shapes.clear()
-        kernel.shapes[key] = found
+        found = _make_call(kernel.node, inputs)
+        if len(kernel.calls) >= MOST_CALLS:
+            kernel.calls.clear()
+        kernel.calls[key] = found
     return found
+
+
+def _make_call(node: kernels.Node, inputs: list[Any]) -> _Call:
+    op = node.op
+    try:
+        host = {}
+        for k, x in enumerate(inputs):
+            if isinstance(x, tuple):
+                array = np.frombuffer(x[1], node.dtypes[k]).reshape(x[0])
+                (host[k],) = arguments.to_arrays([op.inputs[k]], [array])  # refuses what is no vector
+        known = [_known(x, host.get(k)) for k, x in enumerate(inputs)]
+        options = {a.name: arguments.to_attribute(a, node.attributes[a.name]) for a in op.attributes}
+        shapes = op.output_shapes(known, options)
+    except (TypeError, ValueError) as error:
+        raise op.named(error) from None
+    if op.kernel_asks_for("cuda", "deterministic"):
+        options["deterministic"] = True
+    return _Call(host, shapes, options)
+
+
+def _known(given: Any, values: Array | None) -> Known | None:
+    if values is not None:
+        return Known(values.shape, tuple(values.tolist()))
+    return None if given is None else Known(tuple(given.shape), None)
 
 
 def _shape_and_address(api: Api, value: Any) -> tuple[tuple[int, ...], int]:
@@ -119,25 +155,23 @@ def _shape_and_address(api: Api, value: Any) -> tuple[tuple[int, ...], int]:
     return tuple(dims[: rank.value]), data.value or 0
 
 
-def _on_host(api: Api, value: Any, dtype: np.dtype[Any]) -> Any:
-    """A vector as a list, which a call takes more quickly than an array; any other shape as an array, to be refused."""
+def _on_host(api: Api, value: Any, dtype: np.dtype[Any]) -> tuple[tuple[int, ...], bytes]:
+    """Shape and bytes: numbers that decide what the kernel does."""
     shape, address = _shape_and_address(api, value)
-    size = int(np.prod(shape)) * dtype.itemsize
-    array = np.frombuffer(ctypes.string_at(address, size), dtype).reshape(shape)
-    return array.tolist() if array.ndim == 1 else array
+    return shape, ctypes.string_at(address, math.prod(shape) * dtype.itemsize)
 
 
-def _tensor(api: Api, value: Any, dtype: np.dtype[Any], device: int) -> Any:
+def _tensor(api: Api, value: Any, dtype: np.dtype[Any], device: Any) -> Any:
     """Memory of the session's as a tensor, which does not own it."""
     import torch
 
     shape, address = _shape_and_address(api, value)
     kind = _torch_type(dtype)
     if 0 in shape:
-        return torch.empty(shape, dtype=kind, device="cuda")
-    size = int(np.prod(shape)) * dtype.itemsize
-    storage = torch._C._construct_storage_from_data_pointer(address, torch.device("cuda", device), size)
-    return torch.empty(0, dtype=kind, device="cuda").set_(storage, 0, shape, _strides(shape))
+        return torch.empty(shape, dtype=kind, device=device)
+    size = math.prod(shape) * dtype.itemsize
+    storage = torch._C._construct_storage_from_data_pointer(address, device, size)
+    return torch.empty(0, dtype=kind, device=device).set_(storage, 0, shape, _strides(shape))
 
 
 def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -148,6 +182,7 @@ def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
+@functools.cache
 def _torch_type(dtype: np.dtype[Any]) -> Any:
     import torch
 

@@ -33,8 +33,8 @@ class Kernel:
     plans: list[Any] = field(default_factory=list)
     # Plans past the limit are used once. The last ones stay for the runs that have just been handed them.
     passing_plans: deque[Any] = field(default_factory=lambda: deque(maxlen=256))
-    # On CUDA: shapes of the outputs, by what the inputs look like, and the memory pools of its session's streams.
-    shapes: dict[Any, Any] = field(default_factory=dict)
+    # On CUDA: what was found out about inputs that look the same, and the memory pools of its session's streams.
+    calls: dict[Any, Any] = field(default_factory=dict)
     pools: dict[int, Any] = field(default_factory=dict)
 
 

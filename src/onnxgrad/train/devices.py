@@ -99,7 +99,11 @@ class Cuda:
         if hasattr(onnxruntime, "preload_dlls"):
             onnxruntime.preload_dlls()  # the libraries of CUDA that torch brought
         self._torch, self._where, self._stream = torch, "cuda", torch.cuda.Stream()
-        settings = {"device_id": str(torch.cuda.current_device()), "user_compute_stream": str(self._stream.cuda_stream)}
+        settings = {
+            "device_id": str(torch.cuda.current_device()),
+            "user_compute_stream": str(self._stream.cuda_stream),
+            "use_tf32": str(int(torch.backends.cuda.matmul.allow_tf32)),  # off, if it is not switched on for torch
+        }
         self.providers: Sequence[Any] = (("CUDAExecutionProvider", settings), "CPUExecutionProvider")
 
     def _kind(self, dtype: Any) -> Any:

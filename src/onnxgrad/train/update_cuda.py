@@ -28,7 +28,8 @@ def _elements(pieces, BLOCK: tl.constexpr):
 def _sgd(pieces, hyper, p, g, momentum_of, WIDTH: tl.constexpr, MOMENTUM: tl.constexpr, FIRST: tl.constexpr,
          BLOCK: tl.constexpr):  # fmt: skip
     i, inside, group = _elements(pieces, BLOCK)
-    kind, row = p.dtype.element_ty, hyper + group * WIDTH
+    kind: tl.constexpr = p.dtype.element_ty
+    row = hyper + group * WIDTH
     rate, decay, momentum = tl.load(row).to(kind), tl.load(row + 1).to(kind), tl.load(row + 2).to(kind)
     keep, nesterov = tl.load(row + 3).to(kind), tl.load(row + 4) != 0
     now = tl.load(p + i, inside)
@@ -47,7 +48,8 @@ def sgd(pieces: Any, hyper: Array, p: Any, g: Any, momentum_of: Any, first: bool
 @triton.jit
 def _adam(pieces, hyper, p, g, m, v, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     i, inside, group = _elements(pieces, BLOCK)
-    kind, row = p.dtype.element_ty, hyper + group * WIDTH
+    kind: tl.constexpr = p.dtype.element_ty
+    row = hyper + group * WIDTH
     beta1, beta2, eps = tl.load(row + 1).to(kind), tl.load(row + 2).to(kind), tl.load(row + 3).to(kind)
     l2, before, after = tl.load(row + 4).to(kind), tl.load(row + 5).to(kind), tl.load(row + 6).to(kind)
     rate, root = tl.load(row + 7).to(kind), tl.load(row + 8).to(kind)
@@ -68,7 +70,8 @@ def adam(pieces: Any, hyper: Array, p: Any, g: Any, m: Any, v: Any) -> None:
 @triton.jit
 def _adagrad(pieces, hyper, p, g, total, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     i, inside, group = _elements(pieces, BLOCK)
-    kind, row = p.dtype.element_ty, hyper + group * WIDTH
+    kind: tl.constexpr = p.dtype.element_ty
+    row = hyper + group * WIDTH
     rate, decay, eps = tl.load(row).to(kind), tl.load(row + 1).to(kind), tl.load(row + 2).to(kind)
     now = tl.load(p + i, inside)
     grad = tl.load(g + i, inside) + decay * now
@@ -85,7 +88,8 @@ def adagrad(pieces: Any, hyper: Array, p: Any, g: Any, total: Any) -> None:
 def _rmsprop(pieces, hyper, p, g, square, mean, momentum_of, WIDTH: tl.constexpr, MOMENTUM: tl.constexpr,
              CENTERED: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     i, inside, group = _elements(pieces, BLOCK)
-    kind, row = p.dtype.element_ty, hyper + group * WIDTH
+    kind: tl.constexpr = p.dtype.element_ty
+    row = hyper + group * WIDTH
     rate, decay, eps = tl.load(row).to(kind), tl.load(row + 1).to(kind), tl.load(row + 2).to(kind)
     alpha, momentum = tl.load(row + 3).to(kind), tl.load(row + 4).to(kind)
     now = tl.load(p + i, inside)
@@ -113,7 +117,8 @@ def rmsprop(
 @triton.jit
 def _lamb_direction(pieces, hyper, p, g, m, v, direction, sums, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     i, inside, group = _elements(pieces, BLOCK)
-    kind, row = p.dtype.element_ty, hyper + group * WIDTH
+    kind: tl.constexpr = p.dtype.element_ty
+    row = hyper + group * WIDTH
     beta1, beta2, eps = tl.load(row + 1).to(kind), tl.load(row + 2).to(kind), tl.load(row + 3).to(kind)
     decay, corrected1, corrected2 = tl.load(row + 4).to(kind), tl.load(row + 5).to(kind), tl.load(row + 6).to(kind)
     now, grad = tl.load(p + i, inside, 0.0), tl.load(g + i, inside, 0.0)

@@ -18,11 +18,18 @@ class BadIndex:
 
     def __init__(self, device: torch.device, wanted: bool) -> None:
         """`wanted`: whether anybody is going to ask; if not, nothing is recorded and nothing read back."""
-        capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        self.position: torch.Tensor | None = None
-        if wanted and not capturing:
-            self.position = torch.full((1,), NONE_BAD, dtype=torch.int64, device=device)
+        self._device, self._wanted = device, wanted
+        self._position: torch.Tensor | None = None
         self._describe: Callable[[int], Exception] | None = None
+
+    @property
+    def position(self) -> torch.Tensor | None:
+        """What kernels lower to the first bad position; made when first asked for, since most kernels never do."""
+        if self._wanted and self._position is None:
+            if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                return None
+            self._position = torch.full((1,), NONE_BAD, dtype=torch.int64, device=self._device)
+        return self._position
 
     def about(self, indices: torch.Tensor, size: int) -> None:
         """Says what the kernels look at: indices along an axis of `size` elements."""
@@ -49,9 +56,9 @@ class BadIndex:
 
     def error(self) -> Exception | None:
         """What to raise, if anything; waits for the GPU."""
-        if self.position is None or self._describe is None:
+        if self._position is None or self._describe is None:
             return None
-        position = int(self.position.item())
+        position = int(self._position.item())
         return None if position == NONE_BAD else self._describe(position)
 
 
