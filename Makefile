@@ -4,7 +4,7 @@ PY := .venv/bin/python
 
 .PHONY: demo test test-cuda lint bench docs golden cases clean
 
-demo: .venv/ready
+demo: .venv/demo
 	$(PY) examples/demo.py
 
 # The tests whose cases go through tests/checks.py to the device under test, and those of calls on a GPU.
@@ -44,9 +44,14 @@ golden: .venv-peer/ready
 cases: .venv/ready
 	$(PY) -m tests.backend_cases build/cases
 
-.venv/ready: pyproject.toml tests/requirements.txt tests/no-dependencies.txt
+# What the demo needs, in the versions of the tests: without PyTorch and the tools it is there in half the time.
+.venv/demo: pyproject.toml tests/requirements.txt
 	$(PYTHON) -m venv .venv
-	$(PY) -m pip install --quiet --disable-pip-version-check -r tests/requirements.txt -e .
+	$(PY) -m pip install --quiet --disable-pip-version-check -c tests/requirements.txt -e . babel matplotlib onnxruntime
+	touch $@
+
+.venv/ready: .venv/demo tests/no-dependencies.txt
+	$(PY) -m pip install --quiet --disable-pip-version-check -r tests/requirements.txt
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps -r tests/no-dependencies.txt
 	touch $@
 
