@@ -7,7 +7,6 @@ Handwritten Digits" (Alpaydin and Kaynak, CC BY 4.0).
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -64,11 +63,6 @@ def write_network(path: Path, random: np.random.Generator, channels: tuple[int, 
     onnx.save(model, path)
 
 
-def accuracy(outputs: Any, batch: Any) -> float:
-    """The share of pictures whose digit comes first."""
-    return float(np.mean(outputs["logits"].argmax(1) == batch["target"]))
-
-
 def drawn(picture: np.ndarray, title: str) -> Table:
     """A picture in characters, under a title."""
     rows = ["".join(INKS[round(float(ink) * (len(INKS) - 1))] * 2 for ink in row) for row in picture]
@@ -99,7 +93,7 @@ def main() -> int:
         schedule=onnxgrad.schedules.Cosine(options.epochs * len(batches)),
     )  # fmt: skip
     console.print(f"{batches.examples} pictures to learn from, {HELD_OUT} held out\n")
-    trainer.fit(batches, options.epochs, validation=held_out, metrics={"accuracy": accuracy})
+    trainer.fit(batches, options.epochs, validation=held_out, metrics={"accuracy": onnxgrad.metrics.Accuracy("logits")})
     trainer.export(trained)
 
     session = onnxruntime.InferenceSession(trained)  # stock onnxruntime: nothing of onnxgrad is registered here

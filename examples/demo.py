@@ -104,11 +104,6 @@ class NameBatches(onnxgrad.Batches):
             yield {**batch, "text": batch["text"][:, : batch["length"].max()]}
 
 
-def accuracy(outputs: Any, batch: Any) -> float:
-    """The share of names whose language comes first."""
-    return float(np.mean(outputs["logits"].argmax(1) == batch["target"]))
-
-
 def english(code: str) -> str:
     """A language's name in English."""
     return str(Locale.parse(code).english_name)
@@ -257,7 +252,9 @@ def main() -> int:
     )  # fmt: skip
     count = sum(array.size for array in trainer.parameters.values())
     console.print(f"Training {count:,} parameters; the very first step compiles the kernels, once.\n")
-    records = trainer.fit(batches, options.epochs, validation=validation, metrics={"accuracy": accuracy})
+    records = trainer.fit(
+        batches, options.epochs, validation=validation, metrics={"accuracy": onnxgrad.metrics.Accuracy("logits")}
+    )
     trainer.export(trained)
 
     session = onnxruntime.InferenceSession(trained)  # stock onnxruntime: nothing of onnxgrad is registered here

@@ -63,11 +63,6 @@ class SentenceBatches(onnxgrad.Batches):
             yield {**batch, "tokens": batch["tokens"][:, :width], "mask": batch["mask"][:, :width]}
 
 
-def accuracy(outputs: Any, batch: Any) -> float:
-    """The share of texts whose kind comes first."""
-    return float(np.mean(outputs["logits"].argmax(1) == batch["target"]))
-
-
 def finetune(
     model: onnx.ModelProto, patterns: list[str], train: SentenceBatches, held_out: SentenceBatches, epochs: int
 ) -> tuple[onnxgrad.Trainer, float, float]:
@@ -76,7 +71,7 @@ def finetune(
         model, onnxgrad.losses.CrossEntropy("logits"), OPTIMIZER, patterns,
         schedule=onnxgrad.schedules.Linear(epochs * len(train), warmup=len(train) // 2), clip_norm=1.0,
     )  # fmt: skip
-    metrics = {"accuracy": accuracy}
+    metrics = {"accuracy": onnxgrad.metrics.Accuracy("logits")}
     before = trainer.evaluate(held_out, metrics)["accuracy"]
     records = trainer.fit(train, epochs, validation=held_out, metrics=metrics)
     return trainer, before, records[-1].validation["accuracy"]
