@@ -21,6 +21,7 @@ from onnxgrad import (
     slice_grad,
 )
 from onnxgrad.ops.dropout import seeded_dropout
+from onnxgrad.ops.layer_normalization import layer_normalization_grad, simplified_layer_normalization_grad
 from onnxgrad.ops.softmax import log_softmax_grad_13, softmax_grad_13
 from onnxgrad.runtime.custom_op import ELEMENT_TYPES
 from onnxgrad.tensor_types import DTYPES
@@ -162,6 +163,25 @@ def _softmax_grads() -> Iterator[NodeCase]:
         yield NodeCase(op, {"type": str(dtype), "axis": _axis(axis)}, make, {"axis": axis})
 
 
+def _layer_normalization_grads() -> Iterator[NodeCase]:
+    statistics = [np.dtype(np.float32), np.dtype(np.float64)]
+    for dtype, statistic, axis, centred in itertools.product(FLOATS, statistics, (1, -1), (True, False)):
+
+        def make(dtype=dtype, statistic=statistic, axis=axis, centred=centred):
+            rng = np.random.default_rng(0)
+            Y_grad, X = rng.standard_normal((2, 4, 3, 20))
+            of_rows = [rng.uniform(0.5, 1.5, (*X.shape[:axis], *(1,) * len(X.shape[axis:]))) for _ in range(2)]
+            arrays = [a.astype(dtype) for a in (Y_grad, X, rng.standard_normal(X.shape[axis:]))]
+            return *arrays, *(a.astype(np.float32).astype(statistic) for a in of_rows[: 1 + centred])
+
+        parameters = {"type": str(dtype), "axis": _axis(axis), "statistics": f"{statistic}_statistics"}
+        op = layer_normalization_grad if centred else simplified_layer_normalization_grad
+        yield NodeCase(op, parameters, make, {"axis": axis})
+        if dtype == statistic and axis == -1:
+            for output in op.output_names:
+                yield NodeCase(op, {**parameters, "outputs": _only([output])}, make, outputs=[output])
+
+
 def _seeded_dropout() -> Iterator[NodeCase]:
     for dtype, ratio in itertools.product(FLOATS, (0.0, 0.25)):
 
@@ -205,6 +225,7 @@ CASES = [
     *_broadcast_gradient_args(),
     *_slice_grad(),
     *_softmax_grads(),
+    *_layer_normalization_grads(),
     *_seeded_dropout(),
     *_gru(),
     *_lstm_and_rnn(),

@@ -26,6 +26,7 @@ from onnxgrad import (
     slice_grad,
 )
 from onnxgrad.ops.dropout import seeded_dropout
+from onnxgrad.ops.layer_normalization import layer_normalization_grad, simplified_layer_normalization_grad
 from onnxgrad.ops.softmax import log_softmax_grad_13, softmax_grad_13
 from onnxgrad.runtime import compute, plan
 from onnxgrad.runtime.custom_op import HALF_A_BYTE
@@ -69,6 +70,13 @@ def test_gru(case):
 
 @pytest.mark.parametrize("case", cases_of(softmax_grad_13, log_softmax_grad_13, seeded_dropout), ids=str)
 def test_elementwise_and_along_lines(case):
+    check_case(case)
+
+
+@pytest.mark.parametrize(
+    "case", cases_of(layer_normalization_grad, simplified_layer_normalization_grad), ids=str
+)
+def test_layer_normalization(case):
     check_case(case)
 
 
