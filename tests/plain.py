@@ -27,6 +27,7 @@ MODULES = (
     "tests.ops.test_gather_elements",
     "tests.ops.test_slice",
     "tests.ops.test_softmax",
+    "tests.ops.test_layer_normalization",
     "tests.ops.test_dropout",
     "tests.ops.test_gru",
     "tests.ops.test_gru_errors",

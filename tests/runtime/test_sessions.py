@@ -73,9 +73,7 @@ def test_elementwise_and_along_lines(case):
     check_case(case)
 
 
-@pytest.mark.parametrize(
-    "case", cases_of(layer_normalization_grad, simplified_layer_normalization_grad), ids=str
-)
+@pytest.mark.parametrize("case", cases_of(layer_normalization_grad, simplified_layer_normalization_grad), ids=str)
 def test_layer_normalization(case):
     check_case(case)
 

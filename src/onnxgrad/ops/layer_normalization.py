@@ -25,9 +25,11 @@ def _shapes(Y_grad: Known, X: Known, scale: Known, axis: int, **statistics: Know
     rows, normalized = X.dims[:first], X.dims[first:]
     _expect("Y_grad", Y_grad, X.dims, "as X has")
     _expect("scale", scale, normalized, "as X has from the axis on")
+    if scale.dims is not None:  # what one of them does not know, the other may
+        normalized = tuple(s if isinstance(s, int) else x for s, x in zip(scale.dims, normalized, strict=True))
     for name, given in statistics.items():
         _expect(name, given, (*rows, *(1,) * len(normalized)), "one number for each row of X")
-    return [X.dims, normalized]
+    return [(*rows, *normalized), normalized]
 
 
 def _expect(name: str, given: Known, dims: Sequence[Dim], why: str) -> None:
@@ -48,34 +50,42 @@ def _simplified_shapes(
     return tuple(_shapes(Y_grad, X, scale, axis, inv_std_var=inv_std_var))
 
 
-def _function(o: Body, Y_grad: Value, X: Value, scale: Value, mean: Value | None, inv_std_var: Value) -> list[Value]:
-    """Rows and columns follow from how many statistics and scales there are, so the axis need not be known."""
+def _function(
+    o: Body, Y_grad: Value, X: Value, scale: Value, mean: Value | None, inv_std_var: Value, axis: int
+) -> list[Value]:
+    # There are as many rows as statistics, and as many columns as scales. An axis counted from the front asks for them.
     grid = o.dims(*(o.Reshape(o.Size(v), [1]) for v in (inv_std_var, scale)))
+    over = list(range(axis, 0)) if axis < 0 else [1]
 
     def compute(work: Callable[[Value], Value]) -> list[Value]:
-        g, x = (o.Reshape(work(v), grid, allowzero=1) for v in (Y_grad, X))
+        def as_grid(x: Value) -> Value:
+            return o.Reshape(x, grid, allowzero=1)
 
         def of_rows(statistic: Value) -> Value:
-            return o.Reshape(o.CastLike(work(statistic), x), [-1, 1])
+            typed = o.CastLike(work(statistic), x)
+            return typed if axis < 0 else o.Reshape(typed, [-1, 1])
 
+        g, x, by = (work(v) for v in (Y_grad, X, scale))
+        if axis >= 0:
+            g, x, by = as_grid(g), as_grid(x), o.Reshape(by, [-1])
         inv = of_rows(inv_std_var)
         xhat = (x if mean is None else x - of_rows(mean)) * inv
-        scaled = g * o.Reshape(work(scale), [-1])
-        inner = scaled - xhat * o.ReduceMean(scaled * xhat, [1], keepdims=1)
+        scaled = g * by
+        inner = scaled - xhat * o.ReduceMean(scaled * xhat, over, keepdims=1)
         if mean is not None:
-            inner = inner - o.ReduceMean(scaled, [1], keepdims=1)
-        sums = [o.ReduceSum(v, [0], keepdims=0) for v in ((g * xhat,) if mean is None else (g * xhat, g))]
-        shape = o.Shape(scale)
+            inner = inner - o.ReduceMean(scaled, over, keepdims=1)
+        parts = (g * xhat,) if mean is None else (g * xhat, g)
+        sums = [o.ReduceSum(as_grid(part), [0], keepdims=0) for part in parts]
         return [
-            o.Reshape(inner * inv, o.Shape(X), allowzero=1),
-            *(o.Reshape(v, shape, allowzero=1) for v in sums),
+            inner * inv if axis < 0 else o.Reshape(inner * inv, o.Shape(X), allowzero=1),
+            *(o.Reshape(total, o.Shape(scale), allowzero=1) for total in sums),
         ]
 
     return o.in_work_type(X, compute)
 
 
-def _simplified_function(o: Body, Y_grad: Value, X: Value, scale: Value, inv_std_var: Value) -> list[Value]:
-    return _function(o, Y_grad, X, scale, None, inv_std_var)
+def _simplified_function(o: Body, Y_grad: Value, X: Value, scale: Value, inv_std_var: Value, axis: int) -> list[Value]:
+    return _function(o, Y_grad, X, scale, None, inv_std_var, axis)
 
 
 def _gradients(

@@ -7,14 +7,12 @@ from onnxgrad.backward import sum_to_shape
 from onnxgrad.graph.builder import MICROSOFT
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
-from onnxgrad.rules import op, vjp
+from onnxgrad.rules import vjp
 from onnxgrad.rules.normalization import (
     Layer,
+    gradients_of_layer,
     in_type,
-    inverse_rms,
-    of_shift,
-    standardized,
-    through_statistics,
+    statistics,
     wide_type,
 )
 
@@ -87,7 +85,7 @@ def _simplified(n: NodeView) -> Layer:
 vjp(
     "SimplifiedLayerNormalization",
     outputs=("Y", "inv_std_var"),
-    X=lambda g, n: _simplified(n).of_input(g, n.X, None, n.grad(1)),
+    X=lambda g, n: _simplified(n).of_input(g, None, n.grad(1)),
     scale=lambda g, n: _simplified(n).of_scale(g),
 )
 
@@ -96,14 +94,19 @@ class Residual:
     """What the gradients of a normalization of input + skip + bias share."""
 
     def __init__(self, n: NodeView, *, centred: bool) -> None:
-        self.n, self.centred, self.dtype = n, centred, wide_type(n.input)
+        self.n = n
         total = n.input + n.skip
-        total = in_type(total if n.bias is None else total + n.bias, self.dtype)
-        if centred:
-            self.xhat, self.inv = standardized(total, [n.input.rank - 1], n.epsilon)
-        else:
-            self.inv = inverse_rms(total, [-1], n.epsilon)
-            self.xhat = total * self.inv
+        total = total if n.bias is None else total + n.bias
+        axes = [n.input.rank - 1]
+        mean, inv = statistics(in_type(total, wide_type(total)), axes, n.epsilon, centred=centred)
+        self._given = total, n.gamma, mean, inv, -1
+
+    def of_layer(self, g: Tensor) -> tuple[Tensor, ...]:
+        """The gradients of the sum, of the scale and of the bias."""
+        found = gradients_of_layer(g, *self._given)
+        if found is None:
+            raise ValueError("gamma has more than one dimension, which onnxruntime does not allow")
+        return found
 
     def of_sum(self, g: Tensor | None) -> Tensor | None:
         """The gradient of the sum, which is an output too."""
@@ -113,8 +116,7 @@ class Residual:
                 raise ValueError("a gradient of mean or inv_std_var, which onnxruntime may leave unset, is not written")
         if g is None:
             return outer
-        scaled = in_type(g, self.dtype) * in_type(n.gamma, self.dtype)
-        inner = in_type(through_statistics(scaled, self.xhat, self.inv, [-1], centred=self.centred), n.input.dtype)
+        inner = in_type(self.of_layer(g)[0], n.input.dtype)
         return inner if outer is None else inner + outer
 
     def of_part(self, g: Tensor | None, part: Tensor) -> Tensor | None:
@@ -124,10 +126,11 @@ class Residual:
 
     def of_gamma(self, g: Tensor | None) -> Tensor | None:
         """The gradient of the scale."""
-        if g is None:
-            return None
-        axes = list(range(self.n.input.rank - 1))
-        return in_type(op.ReduceSum(in_type(g, self.dtype) * self.xhat, axes, keepdims=0), self.n.gamma.dtype)
+        return None if g is None else in_type(self.of_layer(g)[1], self.n.gamma.dtype)
+
+    def of_beta(self, g: Tensor | None) -> Tensor | None:
+        """The gradient of what is added to the result."""
+        return None if g is None else in_type(self.of_layer(g)[2], self.n.beta.dtype)
 
 
 def _skip(n: NodeView) -> Residual:
@@ -145,7 +148,7 @@ vjp(
     input=lambda g, n: _skip(n).of_sum(g),
     skip=lambda g, n: _skip(n).of_part(g, n.skip),
     gamma=lambda g, n: _skip(n).of_gamma(g),
-    beta=lambda g, n: of_shift(g, n.beta),
+    beta=lambda g, n: _skip(n).of_beta(g),
     bias=lambda g, n: _skip(n).of_part(g, n.bias),
 )
 vjp(

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from onnxgrad.backward import sum_to_shape
 from onnxgrad.graph.node import NodeView
-from onnxgrad.graph.tensor import Number, Tensor
+from onnxgrad.graph.tensor import Dim, Number, Tensor
 from onnxgrad.rules import op, vjp
 
 
@@ -40,13 +40,17 @@ def last_axes(axis: int, x: Tensor) -> list[int]:
 def standardized(x: Tensor, axes: Sequence[int], epsilon: float) -> tuple[Tensor, Tensor]:
     """x with mean 0 and variance 1 along the axes, and the factor that made it so."""
     if x.dtype == ir.DataType.FLOAT and list(axes) == list(range(axes[0], x.rank)):
-        # One kernel does it. Its InvStdDev is float32, so that float64 goes the long way.
-        ones = op.Expand(np.ones(1, np.float32), op.Gather(op.Shape(x), list(axes)))
-        xhat, _, inv = op.LayerNormalization(x, ones, axis=axes[0], epsilon=epsilon, outputs=3)
+        xhat, _, inv = _standardized_by_one_kernel(x, axes, epsilon)
         return xhat, inv
     centred = x - op.ReduceMean(x, list(axes), keepdims=1)
     inv = inverse_rms(centred, axes, epsilon)
     return centred * inv, inv
+
+
+def _standardized_by_one_kernel(x: Tensor, axes: Sequence[int], epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Standardized along its last axes, mean, and factor, which are float32: float64 goes the long way."""
+    ones = op.Expand(np.ones(1, np.float32), op.Gather(op.Shape(x), list(axes)))
+    return op.LayerNormalization(x, ones, axis=axes[0], epsilon=epsilon, outputs=3)
 
 
 def inverse_rms(x: Tensor, axes: Sequence[int], epsilon: float) -> Tensor:
@@ -87,35 +91,88 @@ def through_statistics(
     return (total if total.shape == xhat.shape else op.Expand(total, op.Shape(xhat))) * inv
 
 
+def statistics(x: Tensor, axes: Sequence[int], epsilon: float, *, centred: bool = True) -> tuple[Tensor | None, Tensor]:
+    """The mean of x along the last axes, if it is to be centred, and the factor that then gives it variance 1."""
+    if not centred:
+        return None, inverse_rms(x, axes, epsilon)
+    if x.dtype == ir.DataType.FLOAT:
+        return _standardized_by_one_kernel(x, axes, epsilon)[1:]
+    mean = op.ReduceMean(x, list(axes), keepdims=1)
+    return mean, inverse_rms(x - mean, axes, epsilon)
+
+
+def _is_whole(dim: Dim, of_x: Dim) -> bool:
+    """Whether a dimension of the scale is known to be that of x: it is, unless it is 1."""
+    return dim is not None and (dim == of_x or (isinstance(dim, int) and dim != 1))
+
+
+def gradients_of_layer(
+    g: Tensor, x: Tensor, scale: Tensor, mean: Tensor | None, inv: Tensor, axis: int
+) -> tuple[Tensor, ...] | None:
+    """Those of x, of the scale as if it were not broadcast, and, with a mean, of the bias: one node computes them.
+
+    None where it cannot, since the scale differs from row to row.
+    """
+    axes = last_axes(axis, x)
+    if scale.shape is None or len(scale.shape) > len(axes):
+        return None
+    if not x.dtype == scale.dtype == g.dtype:
+        dtype = wide_type(x, scale)
+        g, x, scale = in_type(g, dtype), in_type(x, dtype), in_type(scale, dtype)
+    assert scale.shape is not None
+    of_x = [None] * len(axes) if x.shape is None else x.shape[axes[0] :]
+    if len(scale.shape) < len(axes) or not all(map(_is_whole, scale.shape, of_x)):
+        scale = op.Expand(scale, op.Shape(x, start=axes[0]))
+    if mean is None:
+        return op.SimplifiedLayerNormalizationGrad(g, x, scale, inv, axis=axes[0], outputs=2)
+    return op.LayerNormalizationGrad(g, x, scale, mean, inv, axis=axes[0], outputs=3)
+
+
 class Layer:
     """What the gradients of one LayerNormalization, with or without a mean, share."""
 
     def __init__(self, n: NodeView, scale: Tensor, *, mean: Tensor | None, inv: Tensor | None, centred: bool) -> None:
-        self.axes = last_axes(n.axis, n.X)
-        self.dtype = wide_type(n.X, scale)
-        self.scale, self.centred, X = scale, centred, in_type(n.X, self.dtype)
-        if inv is not None:
-            self.inv = in_type(inv, self.dtype)
-            self.xhat = (X if mean is None else X - in_type(mean, self.dtype)) * self.inv
-        elif centred:
-            self.xhat, self.inv = standardized(X, [X.rank + k for k in self.axes], n.epsilon)
-        else:
-            self.inv = inverse_rms(X, self.axes, n.epsilon)
-            self.xhat = X * self.inv
+        self.x, self.scale, self.axis, self.axes = n.X, scale, n.axis, last_axes(n.axis, n.X)
+        self.centred, self.dtype = centred, wide_type(n.X, scale)
+        if inv is None:
+            axes = [n.X.rank + k for k in self.axes]
+            mean, inv = statistics(in_type(n.X, self.dtype), axes, n.epsilon, centred=centred)
+        self.mean, self.inv = mean, inv
 
-    def of_input(self, g: Tensor | None, x: Tensor, g_mean: Tensor | None, g_inv: Tensor | None) -> Tensor:
+    def by_one_node(self, g: Tensor) -> tuple[Tensor, ...] | None:
+        """The gradients of X, of the scale and of the bias, if one node can compute them."""
+        return gradients_of_layer(g, self.x, self.scale, self.mean, self.inv, self.axis)
+
+    def standardized(self) -> tuple[Tensor, Tensor]:
+        """X with mean 0 and variance 1, and the factor that made it so."""
+        x, inv = in_type(self.x, self.dtype), in_type(self.inv, self.dtype)
+        return (x if self.mean is None else x - in_type(self.mean, self.dtype)) * inv, inv
+
+    def of_input(self, g: Tensor | None, g_mean: Tensor | None, g_inv: Tensor | None) -> Tensor:
         """The gradient of X."""
+        if g is not None and g_mean is None and g_inv is None and (found := self.by_one_node(g)) is not None:
+            return in_type(found[0], self.x.dtype)
         scaled = None if g is None else in_type(g, self.dtype) * in_type(self.scale, self.dtype)
-        dX = through_statistics(
-            scaled, self.xhat, self.inv, self.axes, centred=self.centred, g_mean=g_mean, g_inv=g_inv
-        )
-        return in_type(dX, x.dtype)
+        xhat, inv = self.standardized()
+        dX = through_statistics(scaled, xhat, inv, self.axes, centred=self.centred, g_mean=g_mean, g_inv=g_inv)
+        return in_type(dX, self.x.dtype)
 
     def of_scale(self, g: Tensor | None) -> Tensor | None:
         """The gradient of the scale, which may have been broadcast."""
         if g is None:
             return None
-        return in_type(sum_to_shape(in_type(g, self.dtype) * self.xhat, self.scale), self.scale.dtype)
+        if (found := self.by_one_node(g)) is not None:
+            return in_type(sum_to_shape(found[1], self.scale), self.scale.dtype)
+        xhat, _ = self.standardized()
+        return in_type(sum_to_shape(in_type(g, self.dtype) * xhat, self.scale), self.scale.dtype)
+
+    def of_shift(self, g: Tensor | None, B: Tensor) -> Tensor | None:
+        """The gradient of what was added to the result, which may have been broadcast."""
+        if g is not None and B.shape is not None and len(B.shape) <= len(self.axes):
+            found = self.by_one_node(g)
+            if found is not None:
+                return in_type(sum_to_shape(found[2], B), B.dtype)
+        return of_shift(g, B)
 
 
 def of_shift(g: Tensor | None, B: Tensor) -> Tensor | None:
@@ -133,9 +190,9 @@ def _layer(n: NodeView) -> Layer:
 vjp(
     "LayerNormalization",
     outputs=("Y", "Mean", "InvStdDev"),
-    X=lambda g, n: _layer(n).of_input(g, n.X, n.grad(1), n.grad(2)),
+    X=lambda g, n: _layer(n).of_input(g, n.grad(1), n.grad(2)),
     Scale=lambda g, n: _layer(n).of_scale(g),
-    B=lambda g, n: of_shift(g, n.B),
+    B=lambda g, n: _layer(n).of_shift(g, n.B),
 )
 
 
@@ -145,7 +202,7 @@ def _rms(n: NodeView) -> Layer:
 
 vjp(
     "RMSNormalization",
-    X=lambda g, n: _rms(n).of_input(g, n.X, None, None),
+    X=lambda g, n: _rms(n).of_input(g, None, None),
     scale=lambda g, n: _rms(n).of_scale(g),
 )
 
