@@ -259,6 +259,38 @@ def _gru_cases(dtype: str) -> list[Case]:
     return found
 
 
+def _normalization(dims: tuple[int, int], centred: bool, dtype: str) -> Named:
+    rng = np.random.default_rng(6)
+    inputs: Named = {name: _numbers(rng, dims, dtype) for name in ("Y_grad", "X")}
+    inputs["scale"] = _numbers(rng, dims[1:], dtype)
+    x = inputs["X"].astype(np.float64)  # type: ignore[union-attr]
+    mean = x.mean(1, keepdims=True)
+    inv = 1 / np.sqrt(np.mean((x - mean * centred) ** 2, 1, keepdims=True) + 1e-5)
+    statistics = {"mean": mean, "inv_std_var": inv} if centred else {"inv_std_var": inv}
+    return inputs | {name: array.astype(np.float32) for name, array in statistics.items()}
+
+
+def _normalization_cases(dtype: str) -> list[Case]:
+    dims = (4096, 1024)
+    return [
+        Case(
+            name=f"normalization/{name}",
+            work=f"{operator} {list(dims)}",
+            operator=f"{name}_normalization_grad",
+            dtype=dtype,
+            inputs=partial(_normalization, dims, centred, dtype),
+            small_inputs=partial(_normalization, (64, 256), centred, dtype),
+            attributes={"axis": -1},
+            reduction_length=dims[0],
+            memory=MemoryBar("Y_grad", 0.05),
+        )
+        for name, operator, centred in (
+            ("layer", "LayerNormalizationGrad", True),
+            ("simplified_layer", "SimplifiedLayerNormalizationGrad", False),
+        )
+    ]
+
+
 def _broadcast_cases() -> list[Case]:
     def inputs() -> Named:
         return {"a_shape": np.array([8, 1, 6, 1, 4, 3], np.int64), "b_shape": np.array([8, 7, 1, 5, 4, 1], np.int64)}
@@ -277,13 +309,13 @@ def _broadcast_cases() -> list[Case]:
     ]
 
 
-GROUPS = ("gather", "gather_elements", "slice", "gru", "broadcast")
+GROUPS = ("gather", "gather_elements", "slice", "gru", "normalization", "broadcast")
 
 
 def all_cases() -> list[Case]:
     """Every case, group by group, type by type."""
     found = _broadcast_cases()
     for dtype in DTYPES:
-        for cases in (_gather_cases, _gather_elements_cases, _slice_cases, _gru_cases):
+        for cases in (_gather_cases, _gather_elements_cases, _slice_cases, _gru_cases, _normalization_cases):
             found += cases(dtype)
     return sorted(found, key=lambda case: GROUPS.index(case.group))

@@ -1,6 +1,7 @@
 """The one harness: a kernel against its definition in float64, with the only table of tolerances."""
 
 import inspect
+import math
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -309,27 +310,20 @@ def _softmax(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Expected
 def _layer_normalization(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Expected:
     """Sums of rows and of columns, of products of a few rounded factors."""
     precision = PRECISION[result_dtype(op, args, kwargs)]
-    wide = [in_float64(np.asarray(a)) for a in args]
-    expected = as_tuple(op.definition(*wide, **kwargs))
-    first = kwargs.get("axis", -1) % wide[1].ndim
-    over, rows = tuple(range(first, wide[1].ndim)), tuple(range(first))
-    g, scaled, inv = np.abs(wide[0]), np.abs(wide[0] * wide[2]), np.abs(wide[-1])
-    xhat = np.abs(wide[1] - wide[3] if len(wide) == 5 else wide[1]) * inv
+    g, x, scale, *mean, inv = wide = [in_float64(np.asarray(a)) for a in args]
+    expected, first = as_tuple(op.definition(*wide, **kwargs)), kwargs.get("axis", -1) % x.ndim
+    over, rows, few = tuple(range(first, x.ndim)), tuple(range(first)), VALUE_ROUNDINGS * precision.unit
+    xhat, scaled, count = np.abs((x - sum(mean)) * inv), np.abs(g * scale), max(1, scale.size)
 
-    def off(terms: np.ndarray, axes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-        """By how much their sum may be off, and the sum itself, their factors being rounded."""
-        absolute, count = np.sum(terms, axes, keepdims=True), np.prod([terms.shape[a] for a in axes], dtype=int)
-        rounded = bound_of_sum(precision, np.full_like(absolute, count), absolute)
-        return rounded + VALUE_ROUNDINGS * precision.unit * absolute, absolute
+    def off(terms: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
+        absolute, many = np.sum(terms, axes, keepdims=True), math.prod(terms.shape[a] for a in axes)
+        return bound_of_sum(precision, np.full_like(absolute, many), absolute) + few * absolute
 
-    count = max(1, wide[2].size)
-    (level_off, level), (along_off, along) = off(scaled, over), off(scaled * xhat, over)
-    values = scaled + level / count + xhat * along / count
-    of_x = inv * ((level_off + xhat * along_off) / count + VALUE_ROUNDINGS * precision.unit * values)
-    bounds = of_x, *(off(terms, rows)[0].reshape(wide[2].shape) for terms in (g * xhat, g))
-    return expected, tuple(
-        None if e is None else with_storage(precision, e, b) for e, b in zip(expected, bounds, strict=False)
-    )
+    values = scaled + (np.sum(scaled, over, keepdims=True) + xhat * np.sum(scaled * xhat, over, keepdims=True)) / count
+    of_x = np.abs(inv) * ((off(scaled, over) + xhat * off(scaled * xhat, over)) / count + few * values)
+    bounds = of_x, *(off(terms, rows).reshape(scale.shape) for terms in (np.abs(g) * xhat, np.abs(g)))
+    pairs = zip(expected, bounds, strict=False)
+    return expected, tuple(None if e is None else with_storage(precision, e, b) for e, b in pairs)
 
 
 _EXPECTED: dict[str, Callable[..., Expected]] = {

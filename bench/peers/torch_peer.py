@@ -158,7 +158,19 @@ def _onnx_gradients(dx: Any, dfirst: Any, dw: Any, dr: Any, dwb: Any, drb: Any) 
     return [dx, gates(dw), gates(dr), torch.cat([gates(dwb), gates(drb)], 1), dfirst]
 
 
+def layer_normalization_grad(Y_grad: Array, X: Array, scale: Array, mean: Array, inv_std_var: Array, axis: int) -> Call:
+    given = [_to_torch(a) for a in (Y_grad, X)]
+    statistics, weight = [_to_torch(a) for a in (mean, inv_std_var)], _to_torch(scale)
+    if X.dtype == np.float64:
+        statistics = [s.double() for s in statistics]
+    elif X.dtype.itemsize == 2:
+        raise CannotRunError("PyTorch wants statistics of half numbers, which it computes itself, in their own type")
+    backward, dims = torch.ops.aten.native_layer_norm_backward, list(scale.shape)
+    return lambda: backward(*given, dims, *statistics, weight, weight, [True, True, True])
+
+
 FORMS = {
+    "layer_normalization_grad": layer_normalization_grad,
     "gather_grad": gather_grad,
     "gather_elements_grad": gather_elements_grad,
     "slice_grad": slice_grad,
