@@ -165,6 +165,14 @@ def test_bad_batches_and_settings():
         trainer.step({**good, "target": good["target"][:4]})
     with raises(TypeError, "the batch's target holds float32, expected int64"):
         trainer.step({**good, "target": good["target"].astype(np.float32)})
+    wrong = good["target"].copy()
+    for label, expected in ((3, "0 to 2"), (-100, "0 to 2")):
+        wrong[5] = label
+        text = f"the batch's target has the class {label} at [5], expected {expected}; CrossEntropy(…, ignore_index="
+        with raises(ValueError, f"{text}{label}) leaves such out"):
+            trainer.step({**good, "target": wrong})
+    assert trainer.steps == 0
+    Trainer(mlp(), losses.CrossEntropy("logits", ignore_index=-100), optim.SGD()).step({**good, "target": wrong})
     with raises(TypeError, "Trainer: optimizer is a str, expected one of onnxgrad.optim"):
         Trainer(mlp(), losses.CrossEntropy("logits"), "adam")
 

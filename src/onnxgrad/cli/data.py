@@ -63,22 +63,18 @@ def expect_classes(option: str, columns: Columns, loss: Total | str, classes: Ma
     `classes` are the shapes of outputs, as far as they are known.
     """
     for part in () if isinstance(loss, str) else loss.parts:
-        if not isinstance(part, CrossEntropy) or part.probabilities or part.target not in columns:
+        if not isinstance(part, CrossEntropy) or part.target not in columns:
             continue
         given = columns[part.target]
         shape = classes.get(part.prediction, ())
         most = shape[part.axis] if -len(shape) <= part.axis < len(shape) else None
-        if not np.issubdtype(given.dtype, np.integer):
-            continue  # the batch is refused
-        wrong = (given < 0) | (given >= most if isinstance(most, int) else False)
-        if part.ignore_index is not None:
-            wrong &= given != part.ignore_index
-        if wrong.any():
-            example = np.argwhere(wrong)[0]
-            expected = f"0 to {most - 1}" if isinstance(most, int) else "0 or more"
+        most = most if isinstance(most, int) else None
+        example = part.wrong_class(given, most)
+        if example is not None:
+            expected = "0 or more" if most is None else f"0 to {most - 1}"
             raise ValueError(
-                f"{option}: {part.target!r} has the class {given[tuple(example)]} in example {example[0]}, expected "
-                f"{expected}; ignore-index={given[tuple(example)]} leaves such out"
+                f"{option}: {part.target!r} has the class {given[example]} in example {example[0]}, expected "
+                f"{expected}; ignore-index={given[example]} leaves such out"
             )
 
 

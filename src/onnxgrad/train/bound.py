@@ -1,6 +1,6 @@
 """A session whose weights and gradients are arrays of ours: bound once, read and written in place."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,15 @@ LARGE = 1 << 20  # bytes of a weight that is handed over as it is, instead of wi
 class BoundSession:
     """A session on a device; `run` takes the inputs that are not bound and gives the outputs that are not."""
 
-    def __init__(self, model: ir.Model, inputs: Mapping[str, Any], outputs: Mapping[str, Any], device: Device) -> None:
+    def __init__(
+        self,
+        model: ir.Model,
+        inputs: Mapping[str, Any],
+        outputs: Mapping[str, Any],
+        device: Device,
+        look: Callable[[Mapping[str, Any]], None] | None = None,
+    ) -> None:
+        """`look` sees every batch before it runs, and raises if it should not."""
         import onnxruntime
 
         options = register()
@@ -33,7 +41,7 @@ class BoundSession:
                 "Trainer: onnxruntime could not start its CUDA provider; its warnings say what it misses"
             )
         self._kept = [inputs, outputs, weights, values]  # onnxruntime has their addresses
-        self._device = device
+        self._device, self._look = device, look
         self._binding = self._session.io_binding()
         for name, array in inputs.items():
             self._binding.bind_input(name, *_place(array, device), *_described(array, device))
@@ -47,6 +55,8 @@ class BoundSession:
     def run(self, batch: Mapping[str, Any]) -> dict[str, Array]:
         """One run. The bound outputs are where they are bound to."""
         arrays = self._check(batch)
+        if self._look is not None:
+            self._look(arrays)
         for name, array in arrays.items():
             self._binding.bind_input(name, *_place(array, self._device), *_described(array, self._device))
         for name in self._free:

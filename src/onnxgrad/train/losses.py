@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from onnxgrad.graph.builder import Builder, op
 from onnxgrad.graph.tensor import Dim, Tensor
+from onnxgrad.tensor_types import Array
 
 REDUCTIONS = ("mean", "sum")
 Shape = tuple[Dim, ...] | None
@@ -179,6 +180,17 @@ class CrossEntropy(Loss):
         if not self.label_smoothing:
             return plain
         return plain * (1 - self.label_smoothing) + self._smooth(prediction, target, weights)
+
+    def wrong_class(self, target: Array, classes: int | None) -> tuple[int, ...] | None:
+        """Where a target is no class and not ignored: such would train other classes, or none, without a word."""
+        if self.probabilities or not np.issubdtype(target.dtype, np.integer):
+            return None
+        wrong = target < 0
+        if classes is not None:
+            wrong |= target >= classes
+        if self.ignore_index is not None:
+            wrong &= target != self.ignore_index
+        return tuple(np.argwhere(wrong)[0].tolist()) if wrong.any() else None
 
     def _smooth(self, prediction: Tensor, target: Tensor, weights: Any) -> Tensor:
         """The part of the even distribution; ignored targets do not count, and the mean is that of the plain loss."""

@@ -1,5 +1,6 @@
 """Trainer: an ONNX model, a loss and an optimizer, put to work by stock onnxruntime."""
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -19,7 +20,7 @@ from onnxgrad.train.devices import device_of
 from onnxgrad.train.fitting import Log, Place, Plan, Record, TrainingStoppedError, fit
 from onnxgrad.train.forms import SEED, to_inference_form
 from onnxgrad.train.graphs import evaluation_graph, step_graph
-from onnxgrad.train.losses import Total
+from onnxgrad.train.losses import CrossEntropy, Total
 from onnxgrad.train.optim import Optimizer
 from onnxgrad.train.schedules import Constant, Schedule
 
@@ -98,11 +99,12 @@ class Trainer:
         inputs = {**changed, **({SEED: self._seed} if step.drops else {})}
         self._loss = np.zeros((), _type_of_output(step.model, step.loss))
         outputs = {step.loss: self._loss, **{out: gradients[n] for n, out in step.gradients.items()}, **self._following}
-        self._step_session = BoundSession(step.model, inputs, outputs, self._device)
         self._evaluation = evaluation_graph(self._source, loss, step)
+        look = functools.partial(_expect_classes, loss, self._evaluation.model)
+        self._step_session = BoundSession(step.model, inputs, outputs, self._device, look)
         used = {str(v.name) for v in self._evaluation.model.graph.inputs}
         inputs = {name: array for name, array in changed.items() if name in used}
-        self._evaluation_session = BoundSession(self._evaluation.model, inputs, {}, self._device)
+        self._evaluation_session = BoundSession(self._evaluation.model, inputs, {}, self._device, look)
 
     @property
     def steps(self) -> int:
@@ -274,3 +276,22 @@ class Trainer:
 
 def _type_of_output(model: ir.Model, name: str) -> Any:
     return next(v.dtype.numpy() for v in model.graph.outputs if v.name == name and v.dtype is not None)
+
+
+def _expect_classes(loss: Total | str, model: ir.Model, batch: Mapping[str, Any]) -> None:
+    """Raises if a target of a batch is no class."""
+    shapes = {v.name: v.shape for v in model.graph.outputs}
+    for part in () if isinstance(loss, str) else loss.parts:
+        target = batch.get(part.target)
+        if not isinstance(part, CrossEntropy) or not isinstance(target, np.ndarray):
+            continue
+        shape = shapes[part.prediction]
+        classes = None if shape is None else shape[part.axis]
+        classes = classes if isinstance(classes, int) else None
+        at = part.wrong_class(target, classes)
+        if at is not None:
+            expected = "0 or more" if classes is None else f"0 to {classes - 1}"
+            raise ValueError(
+                f"the batch's {part.target} has the class {target[at]} at {list(at)}, expected {expected}; "
+                f"CrossEntropy(…, ignore_index={target[at]}) leaves such out"
+            )
