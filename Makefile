@@ -40,6 +40,7 @@ golden: .venv-peer/ready
 	.venv-peer/bin/python tests/data/make_golden.py
 	.venv-peer/bin/python tests/data/make_golden_lstm.py
 	.venv-peer/bin/python tests/data/make_golden_layer_normalization.py
+	.venv-peer/bin/python tests/data/make_golden_loss.py
 
 # Models with data for other runtimes to run, in the layout of onnx's backend tests.
 cases: .venv/ready

@@ -3,11 +3,13 @@
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 from tests import gru_cases, lstm_cases, rnn_cases
 from tests.checks import FLOATS, INDICES
+from tests.pool_cases import POOLS, numbers, windows
 
 from onnxgrad import (
     broadcast_gradient_args,
@@ -20,9 +22,12 @@ from onnxgrad import (
     rnn_grad,
     slice_grad,
 )
+from onnxgrad.ops.average_pool import average_pool_grad
 from onnxgrad.ops.dropout import seeded_dropout
 from onnxgrad.ops.layer_normalization import layer_normalization_grad, simplified_layer_normalization_grad
+from onnxgrad.ops.max_pool import max_pool_grad
 from onnxgrad.ops.softmax import log_softmax_grad_13, softmax_grad_13
+from onnxgrad.ops.softmax_cross_entropy_loss import softmax_cross_entropy_loss_grad
 from onnxgrad.runtime.custom_op import ELEMENT_TYPES
 from onnxgrad.tensor_types import DTYPES
 
@@ -182,6 +187,45 @@ def _layer_normalization_grads() -> Iterator[NodeCase]:
                 yield NodeCase(op, {**parameters, "outputs": _only([output])}, make, outputs=[output])
 
 
+def _loss_grad() -> Iterator[NodeCase]:
+    for dtype, index, weighted in itertools.product(FLOATS, INDICES, (False, True)):
+        for reduction, shape in (("mean", (4, 5)), ("none", (2, 5, 3))):
+
+            def make(dtype=dtype, index=index, weighted=weighted, reduction=reduction, shape=shape):
+                rng = np.random.default_rng(0)
+                x = rng.standard_normal(shape)
+                label = rng.integers(-1, 5, (shape[0], *shape[2:])).astype(index)
+                dY = np.asarray(rng.standard_normal(label.shape if reduction == "none" else ()), dtype)
+                weight = rng.uniform(0.5, 2, 5).astype(dtype) if weighted else None
+                return dY, (x - np.log(np.exp(x).sum(1, keepdims=True))).astype(dtype), label, weight
+
+            parameters = {"type": str(dtype), "index": f"{index}_label", "reduction": reduction}
+            parameters["absent"] = _without([] if weighted else ["weight"])
+            yield NodeCase(softmax_cross_entropy_loss_grad, parameters, make, {"reduction": reduction})
+
+
+def _pool_grads() -> Iterator[NodeCase]:
+    def made(pool: str, dtype: np.dtype[Any]) -> tuple[Any, Any]:
+        shape, attributes = POOLS[pool]
+        return numbers(windows(shape, **attributes), dtype), numbers(shape, dtype, 1)
+
+    def parameters(pool: str, dtype: np.dtype[Any]) -> dict[str, str]:
+        return {"type": str(dtype), "pool": pool.replace(" ", "_")}
+
+    for dtype in FLOATS:
+        for pool in ("strides", "halves of a large image"):  # where onnx.reference tells right Indices
+            make = partial(made, pool, dtype)
+            yield NodeCase(max_pool_grad, parameters(pool, dtype), make, POOLS[pool][1])
+        for pool, count in itertools.product(("three axes and pads", "ceil_mode and pads", "dilations"), (0, 1)):
+            more = {"counted": "with_pads" if count else ""}
+            attributes = {**POOLS[pool][1], "count_include_pad": count}
+
+            def spread(pool=pool, dtype=dtype):
+                return made(pool, dtype)[0], np.array(POOLS[pool][0])
+
+            yield NodeCase(average_pool_grad, parameters(pool, dtype) | more, spread, attributes)
+
+
 def _seeded_dropout() -> Iterator[NodeCase]:
     for dtype, ratio in itertools.product(FLOATS, (0.0, 0.25)):
 
@@ -226,6 +270,8 @@ CASES = [
     *_slice_grad(),
     *_softmax_grads(),
     *_layer_normalization_grads(),
+    *_loss_grad(),
+    *_pool_grads(),
     *_seeded_dropout(),
     *_gru(),
     *_lstm_and_rnn(),

@@ -92,6 +92,13 @@ def of_normalization(operator, case, name):
     return 2 * bounds[op.output_names.index(name)]
 
 
+def of_probabilities(operator, case, name):
+    """A few roundings of (probability - 1) · each, wherever the two computed in one order or another."""
+    given = arrays(operator, case["inputs"])
+    each = np.abs(given["dY"]).max(initial=0) * np.abs(given.get("weight", np.ones(1, np.float32))).max()
+    return 8 * np.finfo(given["log_prob"].dtype).eps * each
+
+
 ALLOWED = {
     "BroadcastGradientArgs": no_difference,
     "SliceGrad": no_difference,
@@ -100,6 +107,7 @@ ALLOWED = {
     "GRUTraining": of_states,
     "GRUGrad": of_recurrent_gradients,
     "LSTMTraining": of_states,
+    "SoftmaxCrossEntropyLossGrad": of_probabilities,
     "LSTMGrad": of_recurrent_gradients,
     "LayerNormalizationGrad": of_normalization,
     "SimplifiedLayerNormalizationGrad": of_normalization,

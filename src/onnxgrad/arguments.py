@@ -254,6 +254,13 @@ def index_error(shape: Sequence[int], position: int, value: int, size: int) -> I
     return IndexError(f"{name} is {value}, expected {-size} to {size - 1}")
 
 
+def label_error(shape: Sequence[int], position: int, value: int, classes: int, ignore_index: int) -> IndexError:
+    """The sentence for a label that is no class, at a flat position of labels of that shape."""
+    where = [int(i) for i in np.unravel_index(position, shape)]
+    expected = f"0 to {classes - 1}" if classes else "none, as there are no classes,"
+    return IndexError(f"label{where} is {value}, expected {expected} or ignore_index {ignore_index}")
+
+
 def length_error(position: int, value: int, steps: int) -> ValueError:
     """The sentence for a bad length of a sequence."""
     return ValueError(f"SL[{position}] is {value}, expected 0 to {steps}, the number of steps")

@@ -211,7 +211,7 @@ def _same(body: Body, read: Value, attribute: Attribute, value: Any, longest: in
     if not attribute.is_list:
         return _equal(body, read, attribute, value)
     # Lists of different length cannot be compared, so all are filled up to one length, and that of the list counts too.
-    filling = ("" if attribute.kind is str else 0.0,) * longest
+    filling = (attribute.kind(),) * longest
     filled = body.Concat(read, _constant(body, attribute, filling), axis=0)
     same = body.Squeeze(body.Shape(read)).equals(len(value))
     for k, element in enumerate((*value, *filling)[:longest]):

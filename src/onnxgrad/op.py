@@ -43,7 +43,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Attribute:
-    """One compile-time setting of an operator: int, float, str, or a sequence of float or str."""
+    """One compile-time setting of an operator: int, float, str, or a sequence of these."""
 
     name: str
     kind: type

@@ -102,6 +102,7 @@ def _attribute(attribute: Attribute) -> OpSchema.Attribute:
         (int, False): kinds.INT,
         (float, False): kinds.FLOAT,
         (str, False): kinds.STRING,
+        (int, True): kinds.INTS,
         (float, True): kinds.FLOATS,
         (str, True): kinds.STRINGS,
     }[attribute.kind, attribute.is_list]

@@ -25,9 +25,12 @@ from onnxgrad import (
     rnn_grad,
     slice_grad,
 )
+from onnxgrad.ops.average_pool import average_pool_grad
 from onnxgrad.ops.dropout import seeded_dropout
 from onnxgrad.ops.layer_normalization import layer_normalization_grad, simplified_layer_normalization_grad
+from onnxgrad.ops.max_pool import max_pool_grad
 from onnxgrad.ops.softmax import log_softmax_grad_13, softmax_grad_13
+from onnxgrad.ops.softmax_cross_entropy_loss import softmax_cross_entropy_loss_grad
 from onnxgrad.runtime import compute, plan
 from onnxgrad.runtime.custom_op import HALF_A_BYTE
 
@@ -76,6 +79,20 @@ def test_elementwise_and_along_lines(case):
 @pytest.mark.parametrize("case", cases_of(layer_normalization_grad, simplified_layer_normalization_grad), ids=str)
 def test_layer_normalization(case):
     check_case(case)
+
+
+@pytest.mark.parametrize("case", cases_of(softmax_cross_entropy_loss_grad, max_pool_grad, average_pool_grad), ids=str)
+def test_losses_and_pools(case):
+    check_case(case)
+
+
+def test_a_bad_label_is_named():
+    case = cases_of(softmax_cross_entropy_loss_grad)[0]
+    dY, log_prob, label, weight = case.make_inputs()
+    label[2] = 5
+    session = session_of(model_of(case.op, (dY, log_prob, label, weight), case.attributes))
+    with pytest.raises(Exception, match=r"label\[2\] is 5, expected 0 to 4 or ignore_index -1"):
+        run_in(session, case.op, (dY, log_prob, label, weight))
 
 
 @on_the_cpu

@@ -7,9 +7,9 @@ import math
 
 import numpy as np
 
-from onnxgrad.cpu.core.activate import exp
+from onnxgrad.cpu.core.activate import probability
 from onnxgrad.cpu.core.halves import flat, load, store
-from onnxgrad.cpu.core.jit import inlined, native
+from onnxgrad.cpu.core.jit import native
 from onnxgrad.cpu.core.parallel import parallel
 from onnxgrad.tensor_types import Array
 from onnxgrad.threads import launch
@@ -54,13 +54,6 @@ def _lines(dY: Array, Y: Array, dX: Array, outer: int, size: int, inner: int, is
     )
 
 
-@inlined
-def _probability(log: float) -> float:
-    lowest = type(log)(-700)  # whose exponential is 0, and which taken from itself is a number
-    log = lowest if log < lowest else log
-    return exp(log) + (log - log)  # NaN stays NaN
-
-
 @native
 def _rows(number: int, dY: Array, Y: Array, dX: Array, outer: int, size: int, per_task: int) -> None:
     number_type = type(load(Y, 0))  # float32 for half numbers
@@ -100,7 +93,7 @@ def _log_rows(number: int, dY: Array, Y: Array, dX: Array, outer: int, size: int
         for i in range(whole, size):
             total += load(dY, at + i)
         for i in range(size):
-            store(dX, at + i, load(dY, at + i) - _probability(load(Y, at + i)) * total)
+            store(dX, at + i, load(dY, at + i) - probability(load(Y, at + i)) * total)
 
 
 @native
@@ -127,5 +120,5 @@ def _columns(
                 store(
                     dX,
                     at + i * inner + j,
-                    g - _probability(y) * load(totals, j) if is_log else y * (g - load(totals, j)),
+                    g - probability(y) * load(totals, j) if is_log else y * (g - load(totals, j)),
                 )

@@ -292,7 +292,7 @@ class Builder:
     def _fill_in_shape(self, node: ir.Node) -> None:
         """A shape that is an input of the node is that of the output, dimensions known by name included."""
         at = {"Reshape": 1, "Expand": 1, "ConstantOfShape": 0, "GatherGrad": 0, "GatherElementsGrad": 1, "SliceGrad": 1,
-              "GatherNDGrad": 0}.get(node.op_type)  # fmt: skip
+              "GatherNDGrad": 0, "AveragePoolGrad": 1}.get(node.op_type)  # fmt: skip
         if at is None or node.inputs[at] is None:
             return
         held = self.contents_of(node.inputs[at])  # type: ignore[arg-type]

@@ -1,9 +1,10 @@
-"""Losses of class labels: NegativeLogLikelihoodLoss and SoftmaxCrossEntropyLoss."""
+"""Losses of class labels: NegativeLogLikelihoodLoss, SoftmaxCrossEntropyLoss, and the gradient of its gradient."""
 
+from onnxgrad.graph.builder import MICROSOFT, builder_at_work
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.rules import nondiff, op, vjp
-from onnxgrad.rules.normalization import in_type, share_along, wide_type
+from onnxgrad.rules.normalization import share_along
 
 
 class Samples:
@@ -27,7 +28,14 @@ class Samples:
             return g
         if self.weight is None:
             return g * share_along(self.labels, range(self.labels.rank), self.dtype)
-        return g / op.ReduceSum(self.weight, keepdims=0)
+        total = op.ReduceSum(self.weight, keepdims=0)
+        return g / op.Where(total.equals(0), 1, total)  # where nothing counts, nothing has a gradient
+
+    def shares(self) -> Tensor:
+        """What each loss counts for in the result."""
+        one = builder_at_work().constant(1, self.dtype)
+        weight = op.Expand(one, op.Shape(self.labels)) if self.weight is None else self.weight
+        return self.averaged(weight)
 
     def gradients(self, g: Tensor) -> Tensor:
         """The gradient of each chosen log-probability, but for its sign."""
@@ -36,11 +44,14 @@ class Samples:
             each = each * self.weight
         return op.Unsqueeze(each, [1]) if each.rank else each
 
-    def of_weights(self, g: Tensor, log_prob: Tensor, loss: Tensor, weights: Tensor) -> Tensor:
-        """The gradient of the classes' weights."""
-        losses = -op.Squeeze(op.GatherElements(log_prob, self.classes, axis=1), [1])
-        if self.reduction == "mean":
-            losses = losses - loss
+    def chosen(self, x: Tensor) -> Tensor:
+        """For each sample the element of its class."""
+        return op.Squeeze(op.GatherElements(x, self.classes, axis=1), [1])
+
+    def of_weights(self, g: Tensor, losses: Tensor, mean: Tensor | None, weights: Tensor) -> Tensor:
+        """The gradient of the classes' weights, given the loss of each sample, and their mean where that counts."""
+        if mean is not None:
+            losses = losses - mean
         each = losses * self.averaged(g)
         each = each if self.counted is None else each * self.counted
         return op.GatherGrad(op.Shape(weights), self.labels, each, axis=0)
@@ -56,11 +67,20 @@ def _log_probabilities(g: Tensor, n: NodeView) -> Tensor:
     return op.GatherElementsGrad(each, op.Shape(n.input), samples.classes, axis=1)
 
 
+def _mean(n: NodeView, loss: Tensor) -> Tensor | None:
+    return loss if n.reduction == "mean" else None
+
+
+def _likelihood_weights(g: Tensor, n: NodeView) -> Tensor:
+    samples = _likelihood(n)
+    return samples.of_weights(g, -samples.chosen(n.input), _mean(n, n.loss), n.weight)
+
+
 vjp(
     "NegativeLogLikelihoodLoss",
     input=_log_probabilities,
     target=nondiff,
-    weight=lambda g, n: _likelihood(n).of_weights(g, n.input, n.loss, n.weight),
+    weight=_likelihood_weights,
 )
 
 
@@ -68,21 +88,25 @@ def _cross_entropy(n: NodeView) -> Samples:
     return Samples(n, n.scores, n.labels, n.weights)
 
 
-def _scores(g: Tensor | None, n: NodeView) -> Tensor:
+def _scores(g: Tensor | None, n: NodeView) -> Tensor | None:
     """Probabilities minus 1 at the right class; log_prob, where it is used, adds what LogSoftmax would."""
-    dtype = wide_type(n.scores)  # onnxruntime adds no half numbers in ScatterElements
-    probability, g_log_prob, total = op.Exp(in_type(n.log_prob, dtype)), n.grad(1), None
+    g_log_prob, total = n.grad(1), None
     if g is not None:
-        samples = _cross_entropy(n)
-        each = in_type(samples.gradients(g), dtype)
-        chosen = -op.Expand(each, op.Shape(samples.classes))
-        total = op.ScatterElements(probability * each, samples.classes, chosen, axis=1, reduction="add")
+        ignored = -1 if n.ignore_index is None else n.ignore_index  # as in onnxruntime, where -1 never counts
+        total = op.SoftmaxCrossEntropyLossGrad(
+            g, n.log_prob, n.labels, n.weights, reduction=n.reduction, ignore_index=ignored
+        )
     if g_log_prob is not None:
-        g_log_prob = in_type(g_log_prob, dtype)
-        part = g_log_prob - probability * op.ReduceSum(g_log_prob, [1], keepdims=1)
+        part = op.LogSoftmaxGrad_13(g_log_prob, n.log_prob, axis=1)
         total = part if total is None else total + part
-    assert total is not None
-    return in_type(total, n.scores.dtype)
+    return total
+
+
+def _weights(g: Tensor | None, n: NodeView) -> Tensor | None:
+    if g is None:
+        return None
+    samples = _cross_entropy(n)
+    return samples.of_weights(g, -samples.chosen(n.log_prob), _mean(n, n.output), n.weights)
 
 
 vjp(
@@ -90,5 +114,52 @@ vjp(
     outputs=("output", "log_prob"),
     scores=_scores,
     labels=nondiff,
-    weights=lambda g, n: None if g is None else _cross_entropy(n).of_weights(g, n.log_prob, n.output, n.weights),
+    weights=_weights,
+)
+
+
+# d_logits = (exp(log_prob) - 1 at the label) · each, where each is dY times what the sample counts for.
+
+
+def _of_gradient(n: NodeView) -> Samples:
+    return Samples(n, n.log_prob, n.label, n.weight)
+
+
+def _errors(g: Tensor, n: NodeView, samples: Samples) -> Tensor:
+    """For each sample the sum over classes of `g` times the probability minus 1 at the label."""
+    return op.ReduceSum(g * op.Exp(n.log_prob), [1], keepdims=0) - samples.chosen(g)
+
+
+def _seeds(g: Tensor, n: NodeView) -> Tensor:
+    samples = _of_gradient(n)
+    each = _errors(g, n, samples) * samples.shares()
+    if n.reduction == "none":
+        return each
+    return op.Reshape(op.ReduceSum(each, keepdims=0), op.Shape(n.dY))
+
+
+def _logarithms(g: Tensor, n: NodeView) -> Tensor:
+    return g * op.Exp(n.log_prob) * _of_gradient(n).gradients(_seed(n))
+
+
+def _seed(n: NodeView) -> Tensor:
+    """dY as the loss had it: a scalar, unless there is no reduction."""
+    seed: Tensor = n.dY if n.reduction == "none" or n.dY.rank == 0 else op.Reshape(n.dY, [])
+    return seed
+
+
+def _gradient_weights(g: Tensor, n: NodeView) -> Tensor:
+    samples = _of_gradient(n)
+    errors = _errors(g, n, samples)
+    mean = op.ReduceSum(errors * samples.shares(), keepdims=0) if n.reduction == "mean" else None
+    return samples.of_weights(_seed(n), errors, mean, n.weight)
+
+
+vjp(
+    "SoftmaxCrossEntropyLossGrad",
+    domain=MICROSOFT,
+    dY=_seeds,
+    log_prob=_logarithms,
+    label=nondiff,
+    weight=_gradient_weights,
 )

@@ -1,19 +1,38 @@
 """Pools: maxima go back to where they came from, means and norms are spread over their windows."""
 
 from math import prod
+from typing import Any
 
 import numpy as np
 
-from onnxgrad.graph.builder import builder_at_work
+from onnxgrad.graph.builder import MICROSOFT, builder_at_work
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
-from onnxgrad.rules import op, vjp
+from onnxgrad.rules import nondiff, op, vjp
 from onnxgrad.rules.convolution import Windows, integers, known, spatial, spread, windows_of
 
 FIRST = "Where several elements of a window tie, the first gets the gradient, as in PyTorch's pools."
 
 
+def _attributes(n: NodeView, *more: str) -> dict[str, Any]:
+    """Those that say how windows lie; AveragePool has dilations from opset 19 on."""
+    names = ["auto_pad", "ceil_mode", "kernel_shape", "pads", "strides", "dilations", *more]
+    found = {name: getattr(n, name, None) for name in names}
+    if found["auto_pad"] != "NOTSET":
+        found["pads"] = None
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _has_dilated_same_pads(n: NodeView) -> bool:
+    return n.auto_pad.startswith("SAME") and max(getattr(n, "dilations", None) or [1]) > 1
+
+
 def _max_pool(g: Tensor, n: NodeView) -> Tensor:
+    # onnxruntime's pads are not ONNX's there, but it can say where its maxima were.
+    return _by_indices(g, n) if _has_dilated_same_pads(n) else op.MaxPoolGrad(g, n.X, **_attributes(n))
+
+
+def _by_indices(g: Tensor, n: NodeView) -> Tensor:
     X = n.X
     size = op.ReduceProd(op.Shape(X), keepdims=1)
     dX = op.GatherElementsGrad(op.Reshape(g, [-1]), size, op.Reshape(n.Indices, [-1]), axis=0)
@@ -24,14 +43,24 @@ def _max_pool(g: Tensor, n: NodeView) -> Tensor:
     return op.Transpose(op.Reshape(dX, op.Gather(op.Shape(X), axes)), perm=axes)
 
 
+def _at_maxima(g: Tensor, n: NodeView) -> Tensor:
+    """What stands in `g` where MaxPool found its maxima in X."""
+    _, indices = op.MaxPool(n.X, outputs=2, **_attributes(n))
+    return op.Reshape(op.GatherElements(op.Reshape(g, [-1]), op.Reshape(indices, [-1]), axis=0), op.Shape(n.dY))
+
+
 def _pool_windows(n: NodeView) -> Windows:
     windows = windows_of(n, n.X, integers(n.kernel_shape))
-    if n.auto_pad.startswith("SAME") and max(windows.dilations) > 1:
-        raise ValueError(
-            f"auto_pad {n.auto_pad} with dilations {windows.dilations} is not the same in ONNX and in onnxruntime: "
-            "write the pads instead"
-        )
+    if _has_dilated_same_pads(n):
+        raise ValueError(_dilated_same_pads(n))
     return windows
+
+
+def _dilated_same_pads(n: NodeView) -> str:
+    return (
+        f"auto_pad {n.auto_pad} with dilations {n.dilations} is not the same in ONNX and in onnxruntime: "
+        "write the pads instead"
+    )
 
 
 def _over_windows(g: Tensor, n: NodeView, windows: Windows) -> Tensor:
@@ -42,33 +71,10 @@ def _over_windows(g: Tensor, n: NodeView, windows: Windows) -> Tensor:
     return op.Reshape(spread(alone, ones, windows, X), op.Shape(X))
 
 
-def _counts(g: Tensor, n: NodeView, windows: Windows) -> list[Tensor]:
-    """How many elements each window counts along each axis: those in the image, or in the image and its pads."""
-    rank = windows.rank
-    found = []
-    for axis in range(rank):
-        stride, dilation = windows.strides[axis], windows.dilations[axis]
-        count, size = op.Gather(op.Shape(g), 2 + axis), op.Gather(op.Shape(n.X), 2 + axis)
-        before, after = op.Gather(windows.pads, axis), op.Gather(windows.pads, rank + axis)
-        start = op.Range(0, count, 1) * stride - before
-        # The first that does not count is the smallest k with start + k · dilation at the limit or past it.
-        limit = size + after if n.count_include_pad else size
-        end = op.Min((limit - start + (dilation - 1)) / dilation, n.kernel_shape[axis])
-        if not n.count_include_pad:
-            end = end - op.Max((dilation - 1 - start) / dilation, 0)
-        found.append(op.Reshape(end, [-1] + [1] * (rank - 1 - axis)))
-    return found
-
-
 def _average_pool(g: Tensor, n: NodeView) -> Tensor:
-    windows = _pool_windows(n)
-    pads = known(windows.pads)
-    if not n.ceil_mode and (n.count_include_pad or (pads is not None and not any(pads))):
-        return _over_windows(g / prod(n.kernel_shape), n, windows)
-    first, *others = _counts(g, n, windows)
-    for count in others:
-        first = first * count
-    return _over_windows(g / op.CastLike(first, g), n, windows)
+    if _has_dilated_same_pads(n):
+        raise ValueError(_dilated_same_pads(n))
+    return op.AveragePoolGrad(g, op.Shape(n.X), **_attributes(n, "count_include_pad"))
 
 
 def _norm_slope(X: Tensor, p: int) -> Tensor:
@@ -90,7 +96,14 @@ def _over_norm(g: Tensor, Y: Tensor, p: int) -> Tensor:
 
 
 vjp("MaxPool", doc=FIRST, X=_max_pool)
+vjp("MaxPoolGrad", domain=MICROSOFT, dY=_at_maxima, X=nondiff)
 vjp("AveragePool", X=_average_pool)
+vjp(
+    "AveragePoolGrad",
+    domain=MICROSOFT,
+    dY=lambda g, n: op.AveragePool(g, **_attributes(n, "count_include_pad")),
+    shape=nondiff,
+)
 vjp("LpPool", X=lambda g, n: _norm_slope(n.X, n.p) * _over_windows(_over_norm(g, n.Y, n.p), n, _pool_windows(n)))
 
 

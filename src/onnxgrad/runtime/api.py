@@ -21,6 +21,7 @@ SLOTS = {
     "KernelContext_GetOutput": 91,
     "ReleaseStatus": 93,
     "KernelInfoGetAttributeArray_float": 162,
+    "KernelInfoGetAttributeArray_int64": 163,
     "KernelContext_GetGPUComputeStream": 193,
     "KernelInfo_GetOutputCount": 231,
     "KernelInfo_GetOutputName": 233,

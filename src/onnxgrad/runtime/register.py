@@ -151,18 +151,24 @@ def _read_attribute(api: Api, info: int, attribute: Attribute) -> Any:
     if attribute.is_list and attribute.kind is str:
         return _read_strings(api, info, name, attribute.default)
     if attribute.is_list:
-        size = ctypes.c_size_t(0)
-        if not api.succeeds("KernelInfoGetAttributeArray_float", info, name, None, ctypes.byref(size)):
-            return attribute.default
-        numbers = (ctypes.c_float * size.value)()
-        api.call("KernelInfoGetAttributeArray_float", info, name, numbers, ctypes.byref(size))
-        return [float(x) for x in numbers]
+        return _read_numbers(api, info, name, attribute)
     if attribute.kind is str:
         return api.text("KernelInfoGetAttribute_string", info, name) or attribute.default
     number: Any = ctypes.c_int64(0) if attribute.kind is int else ctypes.c_float(0)
     kind = "int64" if attribute.kind is int else "float"
     found = api.succeeds(f"KernelInfoGetAttribute_{kind}", info, name, ctypes.byref(number))
     return number.value if found else attribute.default
+
+
+def _read_numbers(api: Api, info: int, name: ctypes.c_char_p, attribute: Attribute) -> Any:
+    size = ctypes.c_size_t(0)
+    kind: Any = ctypes.c_int64 if attribute.kind is int else ctypes.c_float
+    reader = f"KernelInfoGetAttributeArray_{'int64' if attribute.kind is int else 'float'}"
+    if not api.succeeds(reader, info, name, None, ctypes.byref(size)):
+        return attribute.default
+    numbers = (kind * size.value)()
+    api.call(reader, info, name, numbers, ctypes.byref(size))
+    return [attribute.kind(x) for x in numbers]
 
 
 def _read_strings(api: Api, info: int, name: ctypes.c_char_p, default: Any) -> Any:

@@ -10,7 +10,7 @@ from numba.extending import overload
 
 from onnxgrad.activations import ACTIVATIONS
 from onnxgrad.cpu.core.halves import load, store
-from onnxgrad.cpu.core.jit import machine_code, native
+from onnxgrad.cpu.core.jit import inlined, machine_code, native
 from onnxgrad.tensor_types import Array
 
 CODES = {name: code for code, name in enumerate(ACTIVATIONS)}
@@ -87,6 +87,14 @@ def _tanh_for(x: Any) -> Any:
         return near if abs(x) < np.float32(0.64) else (far if x > 0 else -far)
 
     return tanh32
+
+
+@inlined
+def probability(log: float) -> float:
+    """e to the power of a logarithm that is negative or not much above 0; of -inf it is 0, and NaN stays NaN."""
+    lowest = type(log)(-700)  # whose exponential is 0, and which taken from itself is a number
+    log = lowest if log < lowest else log
+    return exp(log) + (log - log)
 
 
 @native

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from onnxgrad.arguments import index_error, length_error
+from onnxgrad.arguments import index_error, label_error, length_error
 from onnxgrad.cuda.core.launch import ceil_div, launch
 
 NONE_BAD = 2**63 - 1
@@ -47,6 +47,15 @@ class BadIndex:
 
         self._describe = describe
         self.check(SL, 0, steps + 1)
+
+    def about_labels(self, label: torch.Tensor, classes: int, ignore_index: int) -> None:
+        """The same for labels of classes."""
+
+        def describe(position: int) -> Exception:
+            value = int(label.view(-1)[position].item())
+            return label_error(label.shape, position, value, classes, ignore_index)
+
+        self._describe = describe
 
     def check(self, values: torch.Tensor, lowest: int, end: int) -> None:
         """Records the first value outside [lowest, end-1], where no kernel looks at them anyway."""
