@@ -145,6 +145,14 @@ def show_gradients(path: Path) -> bool:
     return all(nodes[name] for name in GRADIENTS)
 
 
+def prepare_kernels(path: Path, batch: Any) -> None:
+    """One step of a trainer that nobody needs: kernels compile, which takes its time once, and are kept on disk."""
+    start = time.perf_counter()
+    with console.status("compiling kernels: half a minute or so, but only the first time"):
+        onnxgrad.Trainer(path, LOSS, onnxgrad.optim.AdamW(), clip_norm=1e-6).step(batch)
+    console.print(f"Kernels are ready after {time.perf_counter() - start:.0f} s.")
+
+
 def classify(session: onnxruntime.InferenceSession, alphabet: Alphabet, texts: list[str]) -> np.ndarray:
     """The probability of each language for each text."""
     (logits,) = session.run(None, alphabet.encode(texts))
@@ -246,12 +254,13 @@ def main() -> int:
 
     batches = NameBatches(train, alphabet, BATCH)
     validation = NameBatches(held_out, alphabet, 256, shuffle=False)
+    prepare_kernels(model, next(iter(validation)))
     trainer = onnxgrad.Trainer(
         model, LOSS, onnxgrad.optim.AdamW(lr=RATE),
         schedule=onnxgrad.schedules.OneCycle(options.epochs * len(batches)), clip_norm=1.0,
     )  # fmt: skip
     count = sum(array.size for array in trainer.parameters.values())
-    console.print(f"Training {count:,} parameters; the very first step compiles the kernels, once.\n")
+    console.print(f"Training {count:,} parameters.\n")
     records = trainer.fit(
         batches, options.epochs, validation=validation, metrics={"accuracy": onnxgrad.metrics.Accuracy("logits")}
     )
