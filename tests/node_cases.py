@@ -22,8 +22,16 @@ from onnxgrad import (
     rnn_grad,
     slice_grad,
 )
+from onnxgrad.ops.activation import leaky_relu_grad, relu_grad, sigmoid_grad, tanh_grad
 from onnxgrad.ops.average_pool import average_pool_grad
-from onnxgrad.ops.dropout import seeded_dropout
+from onnxgrad.ops.dropout import dropout_grad, seeded_dropout
+from onnxgrad.ops.gelu import (
+    bias_fast_gelu_grad_dx,
+    bias_gelu_grad_dx,
+    fast_gelu_grad,
+    gelu_grad,
+    quick_gelu_grad,
+)
 from onnxgrad.ops.layer_normalization import layer_normalization_grad, simplified_layer_normalization_grad
 from onnxgrad.ops.max_pool import max_pool_grad
 from onnxgrad.ops.softmax import log_softmax_grad_13, softmax_grad_13
@@ -236,6 +244,35 @@ def _seeded_dropout() -> Iterator[NodeCase]:
         yield NodeCase(seeded_dropout, parameters, make, {"ratio": ratio})
 
 
+def _activation_grads() -> Iterator[NodeCase]:
+    gelus = (gelu_grad, fast_gelu_grad, quick_gelu_grad, bias_gelu_grad_dx, bias_fast_gelu_grad_dx)
+    for op, dtype in itertools.product((relu_grad, leaky_relu_grad, sigmoid_grad, tanh_grad, *gelus), FLOATS):
+
+        def make(op=op, dtype=dtype):
+            rng = np.random.default_rng(0)
+            shapes = [(3, 40), (3, 40), (40,)][: len(op.inputs)]
+            return [rng.standard_normal(shape).astype(dtype) for shape in shapes]
+
+        attributes = {"alpha": 0.75} if op.attributes else {}
+        yield NodeCase(op, {"type": str(dtype)}, make, attributes)
+
+
+def _dropout_grad() -> Iterator[NodeCase]:
+    for dtype, ratio_type, training in itertools.product(FLOATS, (None, *FLOATS), (None, True, False)):
+
+        def make(dtype=dtype, ratio_type=ratio_type, training=training):
+            rng = np.random.default_rng(0)
+            dy, mask = rng.standard_normal((3, 40)).astype(dtype), rng.random((3, 40)) < 0.75
+            return dy, mask, ratio_type and np.array(0.25, ratio_type), None if training is None else np.array(training)
+
+        parameters = {
+            "type": str(dtype),
+            "ratio": f"{ratio_type}_ratio" if ratio_type else "without_ratio",
+            "training": "without_training_mode" if training is None else "training" if training else "inference",
+        }
+        yield NodeCase(dropout_grad, parameters, make)
+
+
 def _lstm_and_rnn() -> Iterator[NodeCase]:
     for dtype, direction, bare in itertools.product(FLOATS, gru_cases.DIRECTIONS, (False, True)):
         sizes = {"S": 4, "N": 3, "inputs": 5, "H": 6, "direction": direction, "lengths": not bare, "dtype": dtype.type}
@@ -273,6 +310,8 @@ CASES = [
     *_loss_grad(),
     *_pool_grads(),
     *_seeded_dropout(),
+    *_activation_grads(),
+    *_dropout_grad(),
     *_gru(),
     *_lstm_and_rnn(),
 ]

@@ -29,6 +29,8 @@ MODULES = (
     "tests.ops.test_softmax",
     "tests.ops.test_layer_normalization",
     "tests.ops.test_dropout",
+    "tests.ops.test_activation",
+    "tests.ops.test_gelu",
     "tests.ops.test_gru",
     "tests.ops.test_gru_errors",
     "tests.test_golden",

@@ -1,14 +1,15 @@
-"""SeededDropout: what it drops, how often, and that its gradient is itself."""
+"""SeededDropout: what it drops, how often, and that its gradient is itself. DropoutGrad: against its definition."""
 
 import numpy as np
 import onnxruntime
 import pytest
+import torch
 from onnx.reference import ReferenceEvaluator
-from tests.checks import FLOATS, check, check_refused, same_bits
+from tests.checks import FLOATS, call, check, check_refused, layouts, same_bits
 from tests.runtime.nodes import feeds_of, model_of
 
 import onnxgrad
-from onnxgrad.ops.dropout import seeded_dropout
+from onnxgrad.ops.dropout import dropout_grad, seeded_dropout
 
 
 def numbers(shape, dtype=np.float32):
@@ -68,3 +69,53 @@ def test_its_gradient_is_itself():
     model = model_of(seeded_dropout, args, {"ratio": 0.5})
     checked = onnxgrad.check_gradient(model, feeds_of(seeded_dropout, args), "data")
     assert checked.worst < 1e-8
+
+
+def of_dropout(shape, dtype=np.float32, ratio=None, training=None):
+    """dy, mask, ratio and training_mode."""
+    mask = np.random.default_rng(1).random(shape) < 0.7
+    return numbers(shape, dtype), np.asarray(mask), ratio, None if training is None else np.array(training)
+
+
+@pytest.mark.parametrize("training", [None, True, False])
+@pytest.mark.parametrize("ratio", [None, 0.0, 0.1, 0.75])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("shape", [(), (0,), (5,), (300, 200)], ids=str)
+def test_gradient_of_every_type(shape, dtype, ratio, training):
+    ratio = None if ratio is None else np.array(ratio, dtype)
+    check(dropout_grad, *of_dropout(shape, dtype, ratio, training))
+
+
+@pytest.mark.parametrize("ratio", [np.array([0.25], t) for t in FLOATS], ids=lambda r: str(r.dtype))
+def test_ratio_of_any_type(ratio):
+    for dtype in FLOATS:
+        check(dropout_grad, *of_dropout((30, 40), dtype, ratio, True))
+
+
+def test_nothing_passes_what_was_dropped():
+    dy, mask = np.array([np.nan, np.inf, np.nan, 3], np.float32), np.array([False, False, True, True])
+    np.testing.assert_array_equal(call(dropout_grad, dy, mask), [0, 0, np.nan, 6])
+
+
+def test_gradient_as_in_torch():
+    dy, mask, *_ = of_dropout((40, 50))
+    expected = torch.ops.aten.native_dropout_backward(torch.from_numpy(dy), torch.from_numpy(mask), 1 / (1 - 0.25))
+    found = call(dropout_grad, dy, mask, np.array(0.25, np.float32))
+    np.testing.assert_allclose(found, expected.numpy(), rtol=2e-7)
+
+
+@pytest.mark.parametrize("layout", layouts(np.zeros((2, 2), np.float32)))
+def test_gradient_in_any_layout(layout):
+    dy, mask, *_ = of_dropout((6, 8))
+    check(dropout_grad, layouts(dy)[layout], mask)
+    check(dropout_grad, dy, layouts(mask).get(layout, mask))
+
+
+def test_what_the_gradient_refuses():
+    dy, mask, *_ = of_dropout((2, 3))
+    two = np.zeros(2, np.float32)
+    check_refused(dropout_grad, ValueError, "dy has shape [2, 3], expected [3] as mask has", dy, mask[0])
+    check_refused(dropout_grad, ValueError, "ratio has shape [2], expected a single value", dy, mask, two)
+    check_refused(
+        dropout_grad, ValueError, "training_mode has shape [2], expected a single value", dy, mask, None, two > 0
+    )

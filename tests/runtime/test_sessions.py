@@ -25,6 +25,7 @@ from onnxgrad import (
     rnn_grad,
     slice_grad,
 )
+from onnxgrad.op import OPERATORS
 from onnxgrad.ops.average_pool import average_pool_grad
 from onnxgrad.ops.dropout import seeded_dropout
 from onnxgrad.ops.layer_normalization import layer_normalization_grad, simplified_layer_normalization_grad
@@ -93,6 +94,14 @@ def test_a_bad_label_is_named():
     session = session_of(model_of(case.op, (dY, log_prob, label, weight), case.attributes))
     with pytest.raises(Exception, match=r"label\[2\] is 5, expected 0 to 4 or ignore_index -1"):
         run_in(session, case.op, (dY, log_prob, label, weight))
+
+
+ACTIVATIONS = [op for op in OPERATORS.values() if op.module in ("activation", "gelu")]
+
+
+@pytest.mark.parametrize("case", cases_of(*ACTIVATIONS, OPERATORS["DropoutGrad"]), ids=str)
+def test_gradients_of_activations(case):
+    check_case(case)
 
 
 @on_the_cpu

@@ -1,4 +1,4 @@
-"""SeededDropout on the CPU: one pass, draws and product together."""
+"""DropoutGrad and SeededDropout on the CPU: one pass, draws and product together."""
 
 import numpy as np
 
@@ -38,3 +38,28 @@ def _drop_some(task: int, data: Array, seed: Array, output: Array, scale: Array,
         z ^= z >> np.uint64(31)
         kept = np.int64(z >> LAST) >= limit
         store(output, i, load(data, i) * factor if kept else nothing)
+
+
+def dropout_grad(
+    dy: Array, mask: Array, ratio: Array | None, training_mode: Array | None, dx: Array, memory: int = GIVEN
+) -> None:
+    share = np.array([0.5], np.float32) if ratio is None else ratio
+    training = np.ones(1, np.bool_) if training_mode is None else training_mode
+    work = (flat(dy), flat(mask), flat(share), flat(training), flat(dx), np.ones(1, accumulator(dy.dtype)))
+    launch(_keep, *work, bytes_touched=2 * dy.nbytes + mask.nbytes)
+
+
+@native
+def _keep(dy: Array, mask: Array, ratio: Array, training: Array, dx: Array, unit: Array, scheduler: int) -> None:
+    tasks = (dy.size + TASK - 1) // TASK
+    parallel(scheduler, tasks, _keep_some, (dy, mask, ratio, training, dx, unit))
+
+
+@native
+def _keep_some(task: int, dy: Array, mask: Array, ratio: Array, training: Array, dx: Array, unit: Array) -> None:
+    one, share = unit[0], load(ratio, 0)
+    dropped = share != 0 and training[0]
+    kept = one - type(one)(share) if dropped else one
+    nothing = one * 0
+    for i in range(task * TASK, min(dy.size, (task + 1) * TASK)):
+        store(dx, i, load(dy, i) / kept if load(mask, i) or not dropped else nothing)

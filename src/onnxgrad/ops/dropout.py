@@ -1,5 +1,6 @@
-"""SeededDropout: Dropout whose choice follows from a seed alone, so that its gradient is itself."""
+"""DropoutGrad, and SeededDropout: Dropout whose choice follows from a seed alone, so that its gradient is itself."""
 
+from collections.abc import Callable
 from typing import Annotated
 
 import numpy as np
@@ -7,9 +8,11 @@ from onnx import TensorProto
 
 from onnxgrad.function_body import Body, Value
 from onnxgrad.op import op
-from onnxgrad.schema import Dim, Known
-from onnxgrad.tensor_types import Array, T, TypeConstraint, accumulator
+from onnxgrad.schema import Dim, Known, agree
+from onnxgrad.tensor_types import FLOATS, Array, T, TypeConstraint, accumulator
 
+Ratio = Annotated[Array, TypeConstraint("T1", FLOATS)]
+Flags = Annotated[Array, TypeConstraint("T2", ("bool",))]
 Seed = Annotated[Array, TypeConstraint("Tseed", ("int64",))]
 
 # The generator is splitmix64: a counter, multiplied and mixed. It has no state, so any element can be drawn alone.
@@ -73,3 +76,53 @@ def seeded_dropout(data: T, seed: Seed, ratio: float = 0.5) -> T:
     scaled = data.astype(work) * work.type(1 / (1 - ratio))
     dropped: Array = np.where(kept.reshape(data.shape), scaled, work.type(0))
     return dropped.astype(data.dtype)
+
+
+def _grad_shape_rule(
+    dy: Known, mask: Known, ratio: Known | None, training_mode: Known | None
+) -> tuple[Dim, ...] | None:
+    for name, given in (("ratio", ratio), ("training_mode", training_mode)):
+        if given is not None and given.dims is not None and given.dims not in ((), (1,), (None,)):
+            raise ValueError(f"{name} has shape {list(given.dims)}, expected a single value")
+    if dy.dims is None or mask.dims is None:
+        return mask.dims if dy.dims is None else dy.dims
+    if not agree(dy.dims, mask.dims):
+        raise ValueError(f"dy has shape {list(dy.dims)}, expected {list(mask.dims)} as mask has")
+    return tuple(there if here is None else here for here, there in zip(dy.dims, mask.dims, strict=True))
+
+
+def _grad_function(o: Body, dy: Value, mask: Value, ratio: Value | None, training_mode: Value | None) -> list[Value]:
+    if any(given is not None and given.guarded for given in (ratio, training_mode)):
+        raise ValueError(
+            "DropoutGrad: some nodes of the model have ratio and training_mode, others have not; as a function it "
+            "needs all of them to agree: give each node both"
+        )
+    dropped: Value | None = None if training_mode is None else o.Reshape(training_mode, [])
+    if ratio is not None:
+        some = ~o.Cast(o.Reshape(ratio, []), to=TensorProto.DOUBLE).equals(0)  # onnxruntime has no Equal for halves
+        dropped = some if dropped is None else dropped & some
+
+    def compute(work: Callable[[Value], Value]) -> list[Value]:
+        g = work(dy)
+        share = o.like(0.5, g) if ratio is None else o.CastLike(o.Reshape(ratio, []), g)
+        return [g / (1 - share)]
+
+    (scaled,) = o.in_work_type(dy, compute)
+    passed = o.Where(mask, scaled, o.like(0, dy))
+    return [passed if dropped is None else o.Where(dropped, passed, dy)]
+
+
+@op("DropoutGrad", outputs="dx", shape=_grad_shape_rule, function=_grad_function)
+def dropout_grad(dy: T, mask: Flags, ratio: Ratio | None = None, training_mode: Flags | None = None) -> T:
+    """Gradient of Dropout: dx = dy / (1 - ratio) where `mask` says that a number was kept, else 0.
+
+    Without `ratio` it is 0.5. A ratio of 0, or a `training_mode` that is false, means that Dropout dropped nothing, and
+    dx = dy; without a `training_mode` it was true. float16 and bfloat16 compute in float32 and round once.
+    """
+    share = 0.5 if ratio is None else ratio.reshape(-1)[0]
+    if share == 0 or (training_mode is not None and not training_mode.reshape(-1)[0]):
+        return dy.copy()
+    work = accumulator(dy.dtype)
+    scaled = dy.astype(work) / (work.type(1) - work.type(share))
+    dx: Array = np.where(mask, scaled, work.type(0))
+    return dx.astype(dy.dtype)

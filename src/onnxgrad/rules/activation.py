@@ -1,11 +1,10 @@
 """Activation functions. Where one has a kink, its gradient there is PyTorch's."""
 
-import math
-
 from onnxgrad.backward import sum_to_shape
+from onnxgrad.graph.builder import MICROSOFT
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
-from onnxgrad.rules import no_gradient, op, vjp
+from onnxgrad.rules import no_gradient, nondiff, op, vjp
 
 
 def only_where(condition: Tensor, g: Tensor) -> Tensor:
@@ -13,8 +12,14 @@ def only_where(condition: Tensor, g: Tensor) -> Tensor:
     return g * op.CastLike(condition, g)
 
 
-vjp("Relu", X=lambda g, n: only_where(n.Y > 0, g), doc="0 at 0.")
-vjp("LeakyRelu", X=lambda g, n: op.Where(n.X > 0, g, g * n.alpha), doc="alpha at 0.")
+vjp("Relu", X=lambda g, n: op.ReluGrad(g, n.Y), doc="0 at 0.")
+vjp("ReluGrad", domain=MICROSOFT, dY=lambda g, n: op.ReluGrad(g, n.X), X=nondiff)
+vjp(
+    "LeakyRelu",
+    doc="alpha at 0.",
+    X=lambda g, n: op.LeakyReluGrad(g, n.X if n.alpha < 0 else n.Y, alpha=n.alpha),
+)
+vjp("LeakyReluGrad", domain=MICROSOFT, dY=lambda g, n: op.LeakyReluGrad(g, n.Y, alpha=n.alpha), Y=nondiff)
 vjp("ThresholdedRelu", X=lambda g, n: only_where(n.alpha < n.X, g), doc="0 at alpha.")
 vjp("Shrink", input=lambda g, n: only_where(op.Abs(n.input) > n.lambd, g), doc="0 at lambd and -lambd.")
 
@@ -36,7 +41,15 @@ vjp("Elu", X=lambda g, n: g * _below_zero(n.X, n.Y + n.alpha, 1.0), doc="alpha a
 vjp("Celu", X=lambda g, n: g * _below_zero(n.X, n.Y / n.alpha + 1, 1.0))
 vjp("Selu", X=lambda g, n: g * _below_zero(n.X, n.Y + n.gamma * n.alpha, n.gamma), doc="gamma · alpha at 0.")
 
-vjp("Sigmoid", X=lambda g, n: g * n.Y * (1 - n.Y))
+vjp("Sigmoid", X=lambda g, n: op.SigmoidGrad(g, n.Y))
+vjp(
+    "SigmoidGrad",
+    domain=MICROSOFT,
+    dY=lambda g, n: op.SigmoidGrad(g, n.Y),
+    Y=lambda g, n: g * n.dY * (1 - n.Y * 2),
+)
+vjp("Tanh", input=lambda g, n: op.TanhGrad(g, n.output))
+vjp("TanhGrad", domain=MICROSOFT, dY=lambda g, n: op.TanhGrad(g, n.Y), Y=lambda g, n: g * n.dY * n.Y * -2)
 vjp("HardSigmoid", X=lambda g, n: only_where((n.Y > 0) & (n.Y < 1), g * n.alpha), doc="0 at both kinks.")
 vjp("Softplus", X=lambda g, n: g * op.Sigmoid(n.X))
 
@@ -57,34 +70,9 @@ def _softsign(g: Tensor, n: NodeView) -> Tensor:
     return g / (d * d)
 
 
-def swish_slope(X: Tensor, Y: Tensor, alpha: float) -> Tensor:
-    """The derivative of Y = X · sigmoid(alpha · X)."""
-    s = op.Sigmoid(X * alpha)
-    return s + Y * (1 - s) * alpha
-
-
 vjp("HardSwish", X=_hard_swish, doc="0 at -3, 1 at 3.")
 vjp("Mish", X=_mish)
 vjp("Softsign", input=_softsign)
-vjp("Swish", X=lambda g, n: g * swish_slope(n.X, n.Y, n.alpha))
-
-
-def gelu_slope(X: Tensor) -> Tensor:
-    """The derivative of X · Φ(X), with Φ the normal distribution: Φ(X) + X · φ(X)."""
-    u = X * math.sqrt(0.5)
-    return (op.Erf(u) * 0.5 + 0.5) + u * op.Exp(-u * u) * (1 / math.sqrt(math.pi))
-
-
-def tanh_gelu_slope(X: Tensor) -> Tensor:
-    """The derivative of 0.5 · X · (1 + tanh(k · (X + c · X³)))."""
-    k, c = math.sqrt(2 / math.pi), 0.044715
-    t = op.Tanh(X * (X * X * (k * c) + k))
-    # In this order an X² beyond what float16 holds is multiplied by nothing: s is 0 long before.
-    s = X * (1 - t * t)
-    return (t * 0.5 + 0.5) + (s + s * X * X * (3 * c)) * (0.5 * k)
-
-
-vjp("Gelu", X=lambda g, n: g * (tanh_gelu_slope if n.approximate == "tanh" else gelu_slope)(n.X))
 
 
 def _clip(g: Tensor, n: NodeView) -> Tensor:

@@ -5,22 +5,7 @@ from onnxgrad.contrib import DOMAIN, matrix_axes
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.rules import op, vjp
-from onnxgrad.rules.activation import gelu_slope, swish_slope, tanh_gelu_slope
 from onnxgrad.rules.matrix import product_left, product_right
-
-
-def _bias_gelu(g: Tensor, n: NodeView) -> Tensor:
-    return g * gelu_slope(n.A + n.B)
-
-
-def _fast_gelu(g: Tensor, n: NodeView) -> Tensor:
-    return g * tanh_gelu_slope(n.X if n.bias is None else n.X + n.bias)
-
-
-vjp("Gelu", domain=DOMAIN, X=lambda g, n: g * gelu_slope(n.X))
-vjp("BiasGelu", domain=DOMAIN, A=_bias_gelu, B=lambda g, n: sum_to_shape(_bias_gelu(g, n), n.B))
-vjp("FastGelu", domain=DOMAIN, X=_fast_gelu, bias=lambda g, n: sum_to_shape(_fast_gelu(g, n), n.bias))
-vjp("QuickGelu", domain=DOMAIN, X=lambda g, n: g * swish_slope(n.X, n.Y, n.alpha))
 
 
 def _axes(n: NodeView) -> tuple[list[int], list[int]]:

@@ -1,9 +1,9 @@
 """Dropout: the gradient passes where a number did, scaled as it was."""
 
+from onnxgrad.graph.builder import MICROSOFT
 from onnxgrad.graph.node import NodeView
-from onnxgrad.graph.tensor import Number, Tensor
+from onnxgrad.graph.tensor import Tensor
 from onnxgrad.rules import nondiff, op, vjp
-from onnxgrad.rules.normalization import in_type
 
 
 def _dropout(g: Tensor, n: NodeView) -> Tensor:
@@ -11,29 +11,23 @@ def _dropout(g: Tensor, n: NodeView) -> Tensor:
     fixed = None if training is None else training.constant
     if training is None or (fixed is not None and not fixed.item()):
         return g
-    scale = _scale(g, n)
-    if fixed is None:  # without training the mask keeps all
-        one, scaled = (x if isinstance(x, Tensor) else n.builder.constant(x, g.dtype) for x in (1, scale))
-        scale = op.Where(training, scaled, one)
-    return op.Where(n.mask, g * scale, 0)
-
-
-def _scale(g: Tensor, n: NodeView) -> Number:
-    """What numbers that are kept were multiplied by."""
-    if n.ratio is None:
-        return 2.0
-    number = n.ratio.constant
-    if number is not None:
-        return 1 / (1 - float(number.item()))
-    return op.Reciprocal(1 - in_type(n.ratio, g.dtype))
+    # Both are always given: nodes that share an ONNX function must agree on what they have.
+    ratio = n.builder.constant(0.5, g.dtype) if n.ratio is None else n.ratio
+    return op.DropoutGrad(g, n.mask, ratio, training)
 
 
 vjp("Dropout", data=_dropout, ratio=nondiff, training_mode=nondiff)
-
-
+vjp(
+    "DropoutGrad",
+    domain=MICROSOFT,
+    dy=lambda g, n: op.DropoutGrad(g, n.mask, n.ratio, n.training_mode),
+    mask=nondiff,
+    ratio=nondiff,
+    training_mode=nondiff,
+)
 vjp(
     "SeededDropout",
-    domain="com.microsoft",
+    domain=MICROSOFT,
     data=lambda g, n: op.SeededDropout(g, n.seed, ratio=n.ratio),
     seed=nondiff,
 )

@@ -1,0 +1,219 @@
+"""The gradients of the Gelu family on the CPU: one pass, in which every slope takes one exponential and one division.
+
+Each of these slopes adds up to 1 with the one at -x. So what is computed is the slope at -|x|, which fades away like an
+exponential and loses nothing when it does; at |x| it is taken from 1.
+"""
+
+from typing import Any
+
+import numpy as np
+from numba import types
+from numba.extending import overload
+
+from onnxgrad.cpu.core.activate import exp
+from onnxgrad.cpu.core.halves import flat, load, store
+from onnxgrad.cpu.core.jit import inlined, native
+from onnxgrad.cpu.core.parallel import parallel
+from onnxgrad.ops.gelu import CUBIC, SCALE, TAIL
+from onnxgrad.tensor_types import Array, accumulator
+from onnxgrad.threads import launch
+
+TASK = 1 << 13  # elements
+# TAIL for float32, where t ends at 13: off by at most 3e-9.
+TAIL32 = tuple(
+    np.float32(coefficient)
+    for coefficient in (
+        -3.23786553e-05, -4.58258059e-04, 1.16066381e-04, 4.53616027e-03, -1.96857918e-02,
+        5.12784570e-02, -9.80430320e-02, 1.47388995e-01, -9.30288732e-01, -7.50679255e-01,
+    )
+)  # fmt: skip
+
+
+def gelu_grad(dY: Array, X: Array, dX: Array) -> None:
+    launch(_gelu, flat(dY), flat(X), flat(dX), bytes_touched=3 * dX.nbytes)
+
+
+def fast_gelu_grad(dY: Array, X: Array, dX: Array) -> None:
+    launch(_fast_gelu, flat(dY), flat(X), flat(dX), bytes_touched=3 * dX.nbytes)
+
+
+def quick_gelu_grad(dY: Array, X: Array, dX: Array, alpha: float) -> None:
+    steepness = np.array([alpha], accumulator(dX.dtype))  # an array has a type in native code, a number none
+    launch(_quick_gelu, flat(dY), flat(X), flat(dX), steepness, bytes_touched=3 * dX.nbytes)
+
+
+def bias_gelu_grad_dx(dY: Array, X: Array, B: Array, dX: Array) -> None:
+    launch(_bias_gelu, flat(dY), flat(X), flat(B), flat(dX), bytes_touched=3 * dX.nbytes)
+
+
+def bias_fast_gelu_grad_dx(dY: Array, X: Array, B: Array, dX: Array) -> None:
+    launch(_bias_fast_gelu, flat(dY), flat(X), flat(B), flat(dX), bytes_touched=3 * dX.nbytes)
+
+
+@native
+def _gelu(dY: Array, X: Array, dX: Array, scheduler: int) -> None:
+    parallel(scheduler, (dX.size + TASK - 1) // TASK, _gelu_some, (dY, X, dX))
+
+
+@native
+def _gelu_some(task: int, dY: Array, X: Array, dX: Array) -> None:
+    for i in range(task * TASK, min(dX.size, (task + 1) * TASK)):
+        store(dX, i, load(dY, i) * _gelu_slope(load(X, i)))
+
+
+@native
+def _fast_gelu(dY: Array, X: Array, dX: Array, scheduler: int) -> None:
+    parallel(scheduler, (dX.size + TASK - 1) // TASK, _fast_gelu_some, (dY, X, dX))
+
+
+@native
+def _fast_gelu_some(task: int, dY: Array, X: Array, dX: Array) -> None:
+    for i in range(task * TASK, min(dX.size, (task + 1) * TASK)):
+        store(dX, i, load(dY, i) * _fast_gelu_slope(load(X, i)))
+
+
+@native
+def _quick_gelu(dY: Array, X: Array, dX: Array, steepness: Array, scheduler: int) -> None:
+    parallel(scheduler, (dX.size + TASK - 1) // TASK, _quick_gelu_some, (dY, X, dX, steepness))
+
+
+@native
+def _quick_gelu_some(task: int, dY: Array, X: Array, dX: Array, steepness: Array) -> None:
+    alpha = steepness[0]
+    for i in range(task * TASK, min(dX.size, (task + 1) * TASK)):
+        x = load(X, i)
+        store(dX, i, load(dY, i) * _swish_slope(x * alpha, abs(x)))
+
+
+@native
+def _bias_gelu(dY: Array, X: Array, B: Array, dX: Array, scheduler: int) -> None:
+    parallel(scheduler, (dX.size + TASK - 1) // TASK, _bias_gelu_some, (dY, X, B, dX))
+
+
+@native
+def _bias_gelu_some(task: int, dY: Array, X: Array, B: Array, dX: Array) -> None:
+    at, end = task * TASK, min(dX.size, (task + 1) * TASK)
+    while at < end:  # the rest of a row, or what of it belongs to the task
+        column = at % B.size
+        count = min(B.size - column, end - at)
+        for i in range(count):
+            store(dX, at + i, load(dY, at + i) * _gelu_slope(load(X, at + i) + load(B, column + i)))
+        at += count
+
+
+@native
+def _bias_fast_gelu(dY: Array, X: Array, B: Array, dX: Array, scheduler: int) -> None:
+    parallel(scheduler, (dX.size + TASK - 1) // TASK, _bias_fast_gelu_some, (dY, X, B, dX))
+
+
+@native
+def _bias_fast_gelu_some(task: int, dY: Array, X: Array, B: Array, dX: Array) -> None:
+    at, end = task * TASK, min(dX.size, (task + 1) * TASK)
+    while at < end:
+        column = at % B.size
+        count = min(B.size - column, end - at)
+        for i in range(count):
+            store(dX, at + i, load(dY, at + i) * _fast_gelu_slope(load(X, at + i) + load(B, column + i)))
+        at += count
+
+
+@inlined
+def _gelu_slope(x: float) -> float:
+    """Φ(x) + x · φ(x), with Φ the normal distribution and φ its density."""
+    number, t = type(x), abs(x)
+    below = exp(number(-0.5) * t * t) * _shape_of_tail(t)
+    below = t * number(0) if t > _end_of_tail(t) else below  # NaN for an infinite number, as everywhere
+    return below if x < number(0) else number(1) - below
+
+
+@inlined
+def _fast_gelu_slope(x: float) -> float:
+    """The slope of x · sigmoid(z) with z = 2 · SCALE · (x + CUBIC · x³)."""
+    number, t = type(x), abs(x)
+    square = t * t
+    z = t * (number(2 * SCALE) + number(2 * SCALE * CUBIC) * square)
+    growth = t * (number(2 * SCALE) + number(6 * SCALE * CUBIC) * square)
+    below = _sigmoid_tail(z, growth, t)
+    return below if x < number(0) else number(1) - below
+
+
+@inlined
+def _swish_slope(z: float, t: float) -> float:
+    """The slope of x · sigmoid(z) where z is proportional to x; t is |x|."""
+    number = type(z)
+    below = _sigmoid_tail(abs(z), abs(z), t)
+    return below if z < number(0) else number(1) - below
+
+
+@inlined
+def _sigmoid_tail(z: float, growth: float, t: float) -> float:
+    """sigmoid(-z) - growth · sigmoid(z) · sigmoid(-z), for z ≥ 0; t is |x|, infinite where the result is NaN."""
+    number = type(z)
+    e = exp(-z)
+    share = number(1) / (number(1) + e)
+    return t * number(0) if z > number(87) else e * share * (number(1) - growth * share)
+
+
+def _end_of_tail(t: float) -> float:
+    """Where nothing is left of the slope at -t."""
+    raise NotImplementedError("for compiled code only")
+
+
+def _shape_of_tail(t: float) -> float:
+    """The slope at -t divided by exp(-t² / 2)."""
+    raise NotImplementedError("for compiled code only")
+
+
+@overload(_end_of_tail, strict=False)
+def _end_of_tail_for(t: Any) -> Any:
+    end = np.float32(13) if t == types.float32 else 37.5
+    return lambda t: end
+
+
+# Line by line: LLVM leaves longer loops as they are, and then the loop around them runs on no vectors.
+@overload(_shape_of_tail, strict=False)
+def _shape_of_tail_for(t: Any) -> Any:
+    if t == types.float32:
+
+        def shape32(t: Any) -> Any:
+            w = (t - np.float32(4)) / (t + np.float32(4))
+            q = TAIL32[0] * w + TAIL32[1]
+            q = q * w + TAIL32[2]
+            q = q * w + TAIL32[3]
+            q = q * w + TAIL32[4]
+            q = q * w + TAIL32[5]
+            q = q * w + TAIL32[6]
+            q = q * w + TAIL32[7]
+            q = q * w + TAIL32[8]
+            q = q * w + TAIL32[9]
+            return q * (np.float32(1) + np.float32(0.25) * t)
+
+        return shape32
+
+    def shape64(t: Any) -> Any:
+        w = (t - 4.0) / (t + 4.0)
+        q = TAIL[0] * w + TAIL[1]
+        q = q * w + TAIL[2]
+        q = q * w + TAIL[3]
+        q = q * w + TAIL[4]
+        q = q * w + TAIL[5]
+        q = q * w + TAIL[6]
+        q = q * w + TAIL[7]
+        q = q * w + TAIL[8]
+        q = q * w + TAIL[9]
+        q = q * w + TAIL[10]
+        q = q * w + TAIL[11]
+        q = q * w + TAIL[12]
+        q = q * w + TAIL[13]
+        q = q * w + TAIL[14]
+        q = q * w + TAIL[15]
+        q = q * w + TAIL[16]
+        q = q * w + TAIL[17]
+        q = q * w + TAIL[18]
+        q = q * w + TAIL[19]
+        q = q * w + TAIL[20]
+        q = q * w + TAIL[21]
+        q = q * w + TAIL[22]
+        return q * (1.0 + 0.25 * t)
+
+    return shape64
