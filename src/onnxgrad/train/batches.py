@@ -1,5 +1,6 @@
 """Batches: what goes into one step, checked against the inputs of the session; and arrays cut into shuffled batches."""
 
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -126,7 +127,7 @@ def _arrays(data: Any) -> dict[str, Array]:
         return {str(name): np.asarray(a) for name, a in data.items()}
     if hasattr(data, "with_format") and hasattr(data, "column_names"):  # a Hugging Face dataset
         whole = data.with_format("numpy")[:]
-        return {name: np.asarray(whole[name]) for name in data.column_names}
+        return {name: _column(name, whole[name]) for name in data.column_names}
     raise TypeError(
         f"Batches: data is a {type(data).__name__}, expected a dict of arrays, a path or a datasets.Dataset"
     )
@@ -135,21 +136,52 @@ def _arrays(data: Any) -> dict[str, Array]:
 def _read(path: Path) -> dict[str, Array]:
     if not path.is_file():
         raise FileNotFoundError(f"Batches: {str(path)!r} is no file, expected an .npz or .parquet file")
-    if path.suffix == ".npz":
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    if path.suffix == ".parquet":
-        try:
-            from pyarrow import parquet
-        except ImportError:
-            raise ImportError("Batches: reading .parquet needs pyarrow: pip install pyarrow") from None
-        table = parquet.read_table(path)
-        return {name: _column(table.column(name).to_pylist()) for name in table.column_names}
-    raise ValueError(f"Batches: {str(path)!r} ends in {path.suffix!r}, expected .npz or .parquet")
+    if path.suffix not in READERS:
+        raise ValueError(f"Batches: {str(path)!r} ends in {path.suffix!r}, expected .npz or .parquet")
+    try:
+        return READERS[path.suffix](path)
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:  # as NumPy and pyarrow put it
+        if str(error).startswith("Batches: "):
+            raise
+        told = (str(error) or type(error).__name__).splitlines()[0]
+        raise ValueError(f"Batches: {str(path)!r} is no {path.suffix} file ({told})") from None
 
 
-def _column(values: list[Any]) -> Array:
-    array = np.asarray(values)
+def _read_npz(path: Path) -> dict[str, Array]:
+    with path.open("rb") as file:
+        archive = np.load(file, allow_pickle=False)
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise ValueError("it holds a single array, without a name")
+        return {name: archive[name] for name in archive.files}
+
+
+def _read_parquet(path: Path) -> dict[str, Array]:
+    try:
+        from pyarrow import parquet
+    except ImportError:
+        raise ImportError("Batches: reading .parquet needs pyarrow: pip install pyarrow") from None
+    table = parquet.read_table(path)
+    found = {}
+    for name in table.column_names:
+        column = table.column(name)
+        kind = column.type
+        while hasattr(kind, "value_type"):  # lists, of lists
+            kind = kind.value_type
+        found[name] = _column(name, column.to_pylist()).astype(kind.to_pandas_dtype(), copy=False)
+    return found
+
+
+READERS = {".npz": _read_npz, ".parquet": _read_parquet}
+
+
+def _column(name: str, values: Any) -> Array:
+    try:
+        array = np.asarray(values)
+    except ValueError:  # NumPy's word for lists of different lengths
+        array = np.empty(0, object)
     if array.dtype == object:
-        raise ValueError("Batches: a column holds lists of different lengths, expected the same for every example")
+        raise ValueError(
+            f"Batches: the column {name!r} holds lists of different lengths, or nothing in places, expected the same "
+            "for every example"
+        )
     return array
