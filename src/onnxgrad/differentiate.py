@@ -13,7 +13,6 @@ from onnxgrad.backward import influences, write_gradient
 from onnxgrad.graph.builder import Builder
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.prepared import finish, prepare
-from onnxgrad.rules import load_rules
 
 # Inputs that are measured rather than learnt, by operator and position: no parameters, though they may be asked for.
 STATISTICS = {"BatchNormalization": (3, 4)}
@@ -52,7 +51,6 @@ def differentiate(
     model: Any, wrt: str | Sequence[str] | None, of: str | Sequence[str] | None, *, parameters_as_inputs: bool
 ) -> Differentiated:
     """What gradient() does, with names."""
-    load_rules()
     prepared = prepare(load(model))
     graph = prepared.model.graph
     results = _results(graph, of)

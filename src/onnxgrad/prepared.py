@@ -19,6 +19,7 @@ from onnxgrad.graph.folding import fold_shapes
 from onnxgrad.graph.inference import infer_shapes
 from onnxgrad.graph.tensor import MOST_READ
 from onnxgrad.op import OPERATORS
+from onnxgrad.rules import load_rules
 from onnxgrad.rules.registry import RULES
 
 OLDEST_OPSET = 18  # the oldest that the functions of our operators are written for; older models are converted
@@ -35,6 +36,7 @@ class Prepared:
 
 def prepare(model: ir.Model) -> Prepared:
     """Changes the model in place, or gives another with the same weights."""
+    load_rules()  # an operator without a rule is replaced by its definition
     _drop_own_functions(model)
     _read_small_files(model.graph)
     if model.functions:

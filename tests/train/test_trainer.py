@@ -1,6 +1,8 @@
 """The trainer against PyTorch's loop: same start, same batches, same losses."""
 
 import itertools
+import subprocess
+import sys
 
 import numpy as np
 import onnx
@@ -186,3 +188,17 @@ def test_a_loss_that_is_no_number_stops():
     with pytest.raises(TrainingStoppedError, match=r"step 2: the loss is nan, and so is the gradient of 'fc0.weight'"):
         trainer.step(bad)
     assert all(same_bits(before[name], a) for name, a in trainer.parameters.items())
+
+
+def test_operators_with_a_rule_stay_what_they_are():
+    """Rules are there before the graph is made ready: without them Gelu would be written by its definition."""
+    code = """
+import onnxgrad
+from onnx import parser
+model = parser.parse_model('''<ir_version: 9, opset_import: ["": 20]> g (float[N, 4] x) => (float[N, 4] y)
+    <float[4] b = {0, 0, 0, 0}> { s = Add(x, b) y = Gelu(s) }''')
+trainer = onnxgrad.Trainer(model, onnxgrad.losses.MSE("y"), onnxgrad.optim.SGD())
+print(sorted(n.op_type for n in trainer._step.model.graph if "Gelu" in n.op_type))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "['Gelu', 'GeluGrad']\n"

@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from onnxgrad.differentiate import differentiate, load, sources
 from onnxgrad.graph.builder import Builder
+from onnxgrad.graph.recognition import recognise_gelu
 from onnxgrad.prepared import finish, prepare
 from onnxgrad.train.forms import SEED, Statistics, to_inference_form, to_training_form
 from onnxgrad.train.losses import Total, append_loss
@@ -38,6 +39,7 @@ def step_graph(model: Any, loss: Total | str, trainable: str | Sequence[str] | N
     graph = prepared.model.graph
     statistics = to_training_form(graph)
     builder = Builder(graph, prepared.opsets)
+    recognise_gelu(builder)
     name = _make_output(builder, append_loss(builder, loss))
     drops = any(v.name == SEED for v in graph.inputs)
     loss_value = next(v for v in graph.outputs if v.name == name)
