@@ -42,6 +42,7 @@ golden: .venv-peer/ready
 	.venv-peer/bin/python tests/data/make_golden_layer_normalization.py
 	.venv-peer/bin/python tests/data/make_golden_loss.py
 	.venv-peer/bin/python tests/data/make_golden_activation.py
+	.venv-peer/bin/python tests/data/make_golden_conv.py
 
 # Models with data for other runtimes to run, in the layout of onnx's backend tests.
 cases: .venv/ready

@@ -40,6 +40,24 @@ def _sums(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Expected:
     return (expected,), (with_storage(precision, expected, bound),)
 
 
+def _products(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Expected:
+    """Every element is one sum of products, or of numbers; the definition itself counts its terms, as in `_sums`."""
+
+    def of(change: Callable[[np.ndarray], np.ndarray]) -> tuple[Any, ...]:
+        return op.definition(*(change(in_float64(np.asarray(a))) for a in args), **kwargs)
+
+    precision = PRECISION[result_dtype(op, args, kwargs)]
+    expected, terms, absolute = of(lambda x: x), of(np.ones_like), of(lambda x: np.where(np.isfinite(x), np.abs(x), 0))
+    bounds: list[Any] = []
+    for e, t, a in zip(expected, terms, absolute, strict=True):
+        if e is None:
+            bounds.append(None)
+            continue
+        bound = bound_of_sum(precision, t + 1, a) + bound_of_sum(REFERENCE, t + 1, a)
+        bounds.append(with_storage(precision, e, bound))
+    return expected, tuple(bounds)
+
+
 def _recurrence(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Expected:
     """What nudging the inputs by the rounding of the longest sum does, measured."""
     precision = PRECISION[result_dtype(op, args, kwargs)]
@@ -150,6 +168,7 @@ EXPECTED: dict[str, Callable[..., Expected]] = {
     "SoftmaxCrossEntropyLossGrad": _cross_entropy,
     "MaxPoolGrad": _pools,
     "AveragePoolGrad": _pools,
+    "ConvGrad": _products,
     "GatherGrad": _sums,
     "GatherElementsGrad": _sums,
     "BroadcastGradientArgs": _exact,

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from tests import gru_cases, lstm_cases, rnn_cases
+from tests import conv_cases, gru_cases, lstm_cases, rnn_cases
 from tests.checks import FLOATS, INDICES
 from tests.pool_cases import POOLS, numbers, windows
 
@@ -24,6 +24,7 @@ from onnxgrad import (
 )
 from onnxgrad.ops.activation import leaky_relu_grad, relu_grad, sigmoid_grad, tanh_grad
 from onnxgrad.ops.average_pool import average_pool_grad
+from onnxgrad.ops.conv import conv_grad
 from onnxgrad.ops.dropout import dropout_grad, seeded_dropout
 from onnxgrad.ops.gelu import (
     bias_fast_gelu_grad_dx,
@@ -234,6 +235,25 @@ def _pool_grads() -> Iterator[NodeCase]:
             yield NodeCase(average_pool_grad, parameters(pool, dtype) | more, spread, attributes)
 
 
+def _conv_grad() -> Iterator[NodeCase]:
+    names = ("two axes", "groups", "depthwise", "SAME_UPPER with stride", "strides and dilations", "three axes")
+    for dtype, name in itertools.product(FLOATS, names):
+        X, _, given = conv_cases.CASES[name]
+        rank = len(X) - 2
+        lists = {"strides": [1] * rank, "dilations": [1] * rank, "pads": [0] * 2 * rank}
+
+        def make(dtype=dtype, case=conv_cases.CASES[name]):
+            return conv_cases.arrays(*case, dtype)
+
+        parameters = {"type": str(dtype), "convolution": name.replace(" ", "_")}
+        yield NodeCase(conv_grad, parameters, make, {"group": 1, **lists, **given})
+    for outputs in (["dX"], ["dW"], ["dB"], ["dW", "dB"]):
+        case = conv_cases.CASES["two axes"]
+        attributes = {"group": 1, "strides": [1, 1], "dilations": [1, 1], **case[2]}
+        parameters = {"type": "float32", "outputs": _only(outputs)}
+        yield NodeCase(conv_grad, parameters, lambda case=case: conv_cases.arrays(*case), attributes, outputs)
+
+
 def _seeded_dropout() -> Iterator[NodeCase]:
     for dtype, ratio in itertools.product(FLOATS, (0.0, 0.25)):
 
@@ -305,6 +325,7 @@ CASES = [
     *_gather_elements_grad(),
     *_broadcast_gradient_args(),
     *_slice_grad(),
+    *_conv_grad(),
     *_softmax_grads(),
     *_layer_normalization_grads(),
     *_loss_grad(),

@@ -106,7 +106,18 @@ def of_slopes(operator, case, name):
     return 8 * max(np.finfo(dY.dtype).eps, np.finfo(np.float32).eps) * np.abs(dY) * reach
 
 
+def of_products(operator, case, name):
+    """(n-1)·eps·Σ|term| for each element, as for sums, and one more for the product."""
+    given = arrays(operator, case["inputs"])
+    definition, position = OPERATORS[operator].definition, ("dX", "dW", "dB").index(name)
+    wide = {n: a.astype(np.float64) for n, a in given.items()}
+    count = definition(**{n: np.ones_like(a) for n, a in wide.items()}, **case["attributes"])[position]
+    total = definition(**{n: np.abs(a) for n, a in wide.items()}, **case["attributes"])[position]
+    return count * np.finfo(np.float32).eps * total
+
+
 ALLOWED = {
+    "ConvGrad": of_products,
     "ReluGrad": no_difference,
     "LeakyReluGrad": of_slopes,
     "SigmoidGrad": of_slopes,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorProto, helper
@@ -64,6 +64,13 @@ class Value:
         return self.body.node("Not", self)
 
 
+class Passed(NamedTuple):
+    """As an attribute of a node: what the calling node gives the attribute `name`, or nothing if it gives nothing."""
+
+    name: str
+    kind: str  # int, ints, float …
+
+
 class Body:
     """The nodes written so far; `body.Concat(a, b, axis=0)` adds one, for any operator."""
 
@@ -71,6 +78,7 @@ class Body:
         self._required = required  # names of the inputs that are always there
         self._graphs: list[list[NodeProto]] = [[]]  # the innermost subgraph, which gets the next node, comes last
         self._count = 0
+        self._passed: dict[str, None] = {}  # attributes of the function that its nodes take as they are
         self._constants: list[dict[Any, Value]] = [{}]  # of each of these graphs
 
     def __getattr__(self, op_type: str) -> Callable[..., Value]:
@@ -86,7 +94,15 @@ class Body:
         """Adds a node with several results; None is an absent input."""
         names = [self._operand(i).name if i is not None else "" for i in inputs]
         values = [self._fresh() for _ in range(results)]
-        self._graphs[-1].append(helper.make_node(op_type, names, [v.name for v in values], **attributes))
+        given = {name: value for name, value in attributes.items() if not isinstance(value, Passed)}
+        node = helper.make_node(op_type, names, [v.name for v in values], **given)
+        for name, value in attributes.items():
+            if isinstance(value, Passed):
+                reference = node.attribute.add()
+                reference.name, reference.ref_attr_name = name, value.name
+                reference.type = AttributeProto.AttributeType.Value(value.kind.upper())
+                self._passed[value.name] = None
+        self._graphs[-1].append(node)
         return values
 
     def ints(self, *values: int) -> Value:
@@ -179,7 +195,8 @@ class Body:
         nodes = self._graphs[-1]
         nodes += [helper.make_node("Identity", [r.name], [o.name]) for r, o in zip(results, op.outputs, strict=True)]
         imports = [helper.make_opsetid("", opset)]
-        return helper.make_function(op.domain, op.name, inputs, op.output_names, nodes, imports, attributes)
+        named = list(dict.fromkeys((*attributes, *self._passed)))
+        return helper.make_function(op.domain, op.name, inputs, op.output_names, nodes, imports, named)
 
     def _constant(self, kind: int, dims: list[int], values: tuple[float, ...]) -> Value:
         """A constant, written once in each graph: shape inference in a subgraph does not see those outside."""

@@ -1,19 +1,15 @@
-"""Conv and ConvTranspose: each is the other's gradient; that of the kernel is a product of unfolded images."""
+"""Conv and ConvTranspose: each is the other's gradient; ConvGrad is that of the kernel, and most often of the image."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import onnx_ir as ir
 
-from onnxgrad.graph.builder import builder_at_work
+from onnxgrad.graph.builder import MICROSOFT, builder_at_work
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.rules import op, vjp
-
-END = 2**31 - 1
-MOST_SLICES = 10  # of a kernel gradient; past that, as for 7 × 7, a convolution with a large kernel is faster
 
 
 @dataclass(frozen=True)
@@ -136,93 +132,16 @@ def spread(g: Tensor, kernel: Tensor, windows: Windows, image: Tensor) -> Tensor
     return op.Slice(whole, first, first + spatial(image), axes)
 
 
-def kernel_gradient(image: Tensor, g: Tensor, kernel: Tensor, windows: Windows) -> Tensor:
-    """The sum over images and windows of the product of each element of `g` with its window."""
-    shape = known(windows.kernel)
-    image = padded(image, windows)
-    if shape is None or sum(shape) - len(shape) > MOST_SLICES:
-        return _by_convolution(image, g, kernel, windows)
-    return _by_slices(image, g, kernel, windows, shape)
+def gradients(image: Tensor, g: Tensor, kernel: Tensor, windows: Windows) -> tuple[Tensor, ...]:
+    """The gradients of the image, the kernel and the bias: one node for those that are wanted.
 
-
-def _by_convolution(image: Tensor, g: Tensor, kernel: Tensor, windows: Windows) -> Tensor:
-    """Channels are images and images channels: `g` is the kernel, strides are dilations and the other way round."""
-    rank, group = windows.rank, windows.group
-    axes = [*range(2, 2 + rank)]
-    rows = _in_groups(image, windows, [2, 1, 0])  # [C / group, group, N, …]
-    rows = op.Reshape(rows, op.Concat(op.Shape(rows, end=1), [-1], spatial(image), axis=0))
-    found = op.Conv(
-        rows,
-        op.Transpose(g, perm=[1, 0, *axes]),
-        strides=windows.dilations,
-        dilations=windows.strides,
-        group=group,
-    )
-    # What the stride left out of the image may be enough for another element.
-    found = op.Slice(found, [0] * rank, windows.kernel, axes)
-    return op.Transpose(found, perm=[1, 0, *axes])
-
-
-def _by_slices(image: Tensor, g: Tensor, kernel: Tensor, windows: Windows, shape: list[int]) -> Tensor:
-    """One matrix product for each element of the kernel's first axis; the other axes become channels by slicing."""
-    rank = windows.rank
-    together = _is_large(image, g, kernel)
-    # With all images in one product, what is added up never exists for each image: [group, C / group, N, …].
-    channel = 1 if together else 2
-    order = [1, 2, 0] if together else [0, 1, 2]
-    unfolded, first = _in_groups(image, windows, order), 3
-    g = _in_groups(g, windows, order)
-    g = op.Reshape(g, [0] * (channel + 1) + [-1])
-    for axis in reversed(range(1, rank)):
-        parts = _steps(unfolded, first + axis, shape[axis], windows.strides[axis], windows.dilations[axis])
-        unfolded = op.Concat(*parts, axis=channel) if len(parts) > 1 else parts[0]
-    products = [
-        op.MatMul(g, op.Transpose(op.Reshape(part, [0] * (channel + 1) + [-1]), perm=_last_two_swapped(channel + 2)))
-        for part in _steps(unfolded, first, shape[0], windows.strides[0], windows.dilations[0])
-    ]
-    found = op.Concat(*products, axis=channel + 1) if len(products) > 1 else products[0]
-    if not together:
-        found = op.ReduceSum(found, [0], keepdims=0)
-    if prod(shape) == 1:
-        return op.Reshape(found, op.Shape(kernel))
-    # [group, M / group, kernel · C / group] to [M, C / group, kernel]
-    found = op.Reshape(found, op.Concat(op.Shape(kernel, end=1), [*shape, -1], axis=0))
-    found = op.Transpose(found, perm=[0, rank + 1, *range(1, rank + 1)])
-    return op.Reshape(found, op.Shape(kernel)) if found.shape != kernel.shape else found
-
-
-def _in_groups(x: Tensor, windows: Windows, order: list[int]) -> Tensor:
-    """[N, C, …] as [N, group, C / group, …], these three in another order."""
-    channels = x.shape[1] if x.shape is not None else None
-    groups = [windows.group, channels // windows.group if isinstance(channels, int) else -1]
-    sizes = known(spatial(x))
-    if sizes is not None:
-        x = op.Reshape(x, [0, *groups, *sizes])
-    else:
-        x = op.Reshape(x, op.Concat(op.Shape(x, end=1), groups, spatial(x), axis=0))
-    return x if order == [0, 1, 2] else op.Transpose(x, perm=[*order, *range(3, 3 + windows.rank)])
-
-
-def _last_two_swapped(rank: int) -> list[int]:
-    return [*range(rank - 2), rank - 1, rank - 2]
-
-
-def _steps(x: Tensor, axis: int, size: int, stride: int, dilation: int) -> list[Tensor]:
-    """What the first, the second … element of a kernel sees along an axis."""
-    if size == 1 and stride == 1:
-        return [x]
-    window = (size - 1) * dilation
-    # An end counted from the axis' end holds for every size.
-    return [op.Slice(x, [k * dilation], [k * dilation - window or END], [axis], [stride]) for k in range(size)]
-
-
-def _is_large(image: Tensor, g: Tensor, kernel: Tensor) -> bool:
-    """Whether a kernel gradient for each image would be more to move than the image and its gradient."""
-    sizes = [x.shape[1:] if x.shape is not None else (None,) for x in (image, g)]
-    known_sizes = [prod(s) if all(isinstance(d, int) for d in s) else None for s in sizes]  # type: ignore[arg-type]
-    if kernel.static_shape is None or None in known_sizes:
-        return True
-    return prod(kernel.static_shape) > sum(known_sizes)  # type: ignore[arg-type]
+    The first is of no use where the pads are not known: it is that of the padded image.
+    """
+    pads = windows.known_pads
+    if pads is None or min(pads) < 0:
+        image, pads = padded(image, windows), [0] * (2 * windows.rank)
+    found: tuple[Tensor, ...] = op.ConvGrad(g, image, kernel, outputs=3, pads=pads, **windows.attributes())
+    return found
 
 
 def _kernel_shape(n: NodeView) -> Tensor:
@@ -268,15 +187,66 @@ def _bias(g: Tensor, n: NodeView) -> Tensor:
     return op.ReduceSum(g, [0, *range(2, n.X.rank)], keepdims=0)
 
 
+def _conv_grad(g: Tensor, n: NodeView, X: Tensor, W: Tensor) -> tuple[Tensor, ...]:
+    """dX, dW and dB, for a node that has the attributes of Conv."""
+    rank = X.rank - 2
+    # All of them, since the ONNX function of ConvGrad hands them on, and onnx.reference knows no defaults there.
+    attributes = {
+        "auto_pad": n.auto_pad,
+        "dilations": n.dilations or [1] * rank,
+        "group": n.group,
+        "kernel_shape": n.kernel_shape,
+        "pads": n.pads or [0] * (2 * rank),
+        "strides": n.strides or [1] * rank,
+    }
+    found: tuple[Tensor, ...] = op.ConvGrad(g, X, W, outputs=3, **attributes)
+    return found
+
+
+def _image(g: Tensor, n: NodeView) -> Tensor:
+    # In small groups there is nothing to multiply, and onnxruntime's own operator is as good.
+    return _conv_grad(g, n, n.X, n.W)[0] if n.group == 1 else spread(g, n.W, _conv_windows(n), n.X)
+
+
 vjp(
     "Conv",
-    X=lambda g, n: spread(g, n.W, _conv_windows(n), n.X),
-    W=lambda g, n: kernel_gradient(n.X, g, n.W, _conv_windows(n)),
-    B=_bias,
+    X=_image,
+    W=lambda g, n: _conv_grad(g, n, n.X, n.W)[1],
+    B=lambda g, n: _conv_grad(g, n, n.X, n.W)[2],
 )
 vjp(
     "ConvTranspose",
     X=lambda g, n: collect(g, n.W, _transposed_windows(n)),
-    W=lambda g, n: kernel_gradient(g, n.X, n.W, _transposed_windows(n)),
+    W=lambda g, n: gradients(g, n.X, n.W, _transposed_windows(n))[1],
     B=_bias,
 )
+
+
+def _twice_gradient(g: Tensor | None, n: NodeView) -> Tensor | None:
+    """All outputs are linear in dY; dX and dW are so as Conv's output is in W and in X."""
+    windows, (dX, dW, dB) = _conv_windows(n), (n.grad(k) for k in range(3))
+    parts = [
+        collect(image, kernel, windows)
+        for image, kernel in ((dX, n.W), (n.X, dW))
+        if image is not None and kernel is not None
+    ]
+    if dB is not None:
+        column = op.Unsqueeze(dB, [*range(1, n.X.rank - 1)])
+        parts.append(op.Expand(column, op.Shape(n.dY)))
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
+
+
+def _twice_image(g: Tensor | None, n: NodeView) -> Tensor | None:
+    dW = n.grad(1)
+    return None if dW is None else _conv_grad(n.dY, n, n.X, dW)[0]
+
+
+def _twice_kernel(g: Tensor | None, n: NodeView) -> Tensor | None:
+    dX = n.grad(0)
+    return None if dX is None else _conv_grad(n.dY, n, dX, n.W)[1]
+
+
+vjp("ConvGrad", domain=MICROSOFT, outputs=("dX", "dW", "dB"), dY=_twice_gradient, X=_twice_image, W=_twice_kernel)

@@ -1,0 +1,140 @@
+"""ConvGrad on the CPU: products of unfolded images block by block or, for small groups, sums over lines.
+
+Half types are widened to float32 on the way in and rounded on the way out.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from onnxgrad.cpu.core.conv_direct import bias_gradient, clear, direct_image_gradient, direct_weight_gradient
+from onnxgrad.cpu.core.conv_image import ELEMENTS, WINDOWS, image_gradient
+from onnxgrad.cpu.core.conv_weights import COLUMNS, DEPTH, ROWS, panels_of, share_count, weight_gradient
+from onnxgrad.cpu.core.convert import narrow, widen
+from onnxgrad.cpu.core.gemm import CACHE_LINE, gemm_address
+from onnxgrad.cpu.core.gemm import ROWS as TILE
+from onnxgrad.cpu.core.recurrent import working_copy
+from onnxgrad.memory import workspace
+from onnxgrad.ops.conv import axes_of
+from onnxgrad.tensor_types import Array
+from onnxgrad.threads import launch
+from onnxgrad.windows import Axis
+
+# Channels of dY in a group for which sums over lines beat products.
+FEW_FOR_WEIGHTS = 4
+FEW_FOR_IMAGE = 1
+
+
+def conv_grad(
+    dY: Array,
+    X: Array,
+    W: Array,
+    dX: Array | None,
+    dW: Array | None,
+    dB: Array | None,
+    auto_pad: str,
+    dilations: Sequence[int] | None,
+    group: int,
+    kernel_shape: Sequence[int] | None,
+    pads: Sequence[int] | None,
+    strides: Sequence[int] | None,
+) -> None:
+    axes = axes_of(X, W, {"auto_pad": auto_pad, "dilations": dilations, "pads": pads, "strides": strides})
+    g = widen(dY)
+    sizes = X.shape[0], group, X.shape[1] // group, W.shape[0] // group
+    is_empty = 0 in (*dY.shape, *X.shape, *W.shape)
+    if dX is not None:
+        result = working_copy(dX, X.dtype)
+        _clear(result) if is_empty else _image(g, widen(W), result, sizes, axes)
+        narrow(result, dX)
+    if dW is not None:
+        result = working_copy(dW, X.dtype)
+        _clear(result) if is_empty else _weights(g, widen(X), result, sizes, axes)
+        narrow(result, dW)
+    if dB is not None:
+        result = working_copy(dB, X.dtype)
+        launch(bias_gradient, g, result, X.shape[0], math.prod(dY.shape[2:]), bytes_touched=g.nbytes)
+        narrow(result, dB)
+
+
+def _clear(array: Array) -> None:
+    launch(clear, array, bytes_touched=array.nbytes)
+
+
+def _tables(axes: Sequence[Axis]) -> tuple[Array, Array, tuple[int, ...]]:
+    """`lines`, `taps` and `walk`, as core/unfold.py describes them."""
+    *outer, last = axes
+    lines, sees = np.zeros((1, 1), np.int64), np.ones((1, 1), np.bool_)
+    for axis in outer:
+        place = np.arange(axis.kernel)[:, None] * axis.dilation + np.arange(axis.count) * axis.stride - axis.first
+        # [kernel lines so far, this axis' kernel, output lines so far, this axis' windows]
+        shape = lines.shape[0] * axis.kernel, lines.shape[1] * axis.count
+        inside = (place >= 0) & (place < axis.size)
+        lines = (lines[:, None, :, None] * axis.size + place[None, :, None, :]).reshape(shape)
+        sees = (sees[:, None, :, None] & inside[None, :, None, :]).reshape(shape)
+    taps = np.array([last.reads(k) for k in range(last.kernel)], np.int64)
+    walk = (
+        math.prod(a.size for a in axes), lines.shape[1], last.count, lines.shape[0], last.kernel, last.stride,
+    )  # fmt: skip
+    return np.where(sees, lines * last.size, -1).reshape(-1), taps.reshape(-1), walk
+
+
+def _work(sizes: tuple[int, ...], walk: tuple[int, ...]) -> int:
+    """Multiplications, counted as bytes that many threads might go over."""
+    images, groups, inputs, outputs = sizes
+    return images * groups * inputs * outputs * math.prod(walk[1:5]) // 16
+
+
+def _is_small(sizes: tuple[int, ...], few: int) -> bool:
+    return sizes[1] > 1 and sizes[3] <= few
+
+
+def _is_plain(axes: Sequence[Axis]) -> bool:
+    """Whether windows are elements of the image, one for one."""
+    return all((a.kernel, a.stride, a.first, a.count) == (1, 1, 0, a.size) for a in axes)
+
+
+def _weights(dY: Array, X: Array, dW: Array, sizes: tuple[int, ...], axes: Sequence[Axis]) -> None:
+    lines, taps, walk = _tables(axes)
+    images, groups, inputs, outputs = sizes
+    if _is_small(sizes, FEW_FOR_WEIGHTS):
+        last = axes[-1]
+        last_axis = last.size, last.first, last.dilation
+        launch(direct_weight_gradient, dY, X, dW, lines, taps, walk, sizes, last_axis, bytes_touched=_work(sizes, walk))
+        return
+    windows = walk[1] * walk[2]
+    is_plain = _is_plain(axes) and 2 * windows > DEPTH
+    is_swapped = is_plain and inputs < outputs
+    if is_swapped:
+        dY, X, inputs, outputs = X, dY, outputs, inputs
+        sizes = images, groups, inputs, outputs
+    rows = inputs * walk[3] * walk[4]
+    row_blocks, column_blocks = -(-rows // ROWS), -(-outputs // COLUMNS)
+    height = -(-rows // row_blocks // TILE) * TILE
+    cuts = height, -(-rows // height), column_blocks
+    shares = share_count(images, windows, groups * cuts[1] * column_blocks)
+    packed = workspace((images * groups * panels_of(dW, outputs) * windows + CACHE_LINE,), dW.dtype)
+    parts = workspace((shares * dW.size,), dW.dtype)
+    launch(
+        weight_gradient, dY, X, dW, packed, parts, lines, taps, walk, sizes, cuts, shares, is_plain, is_swapped,
+        gemm_address(dW.dtype),
+        bytes_touched=_work(sizes, walk),
+    )  # fmt: skip
+
+
+def _image(dY: Array, W: Array, dX: Array, sizes: tuple[int, ...], axes: Sequence[Axis]) -> None:
+    lines, taps, walk = _tables(axes)
+    _, groups, inputs, outputs = sizes
+    if _is_small(sizes, FEW_FOR_IMAGE):
+        launch(direct_image_gradient, dY, W, dX, lines, taps, walk, sizes, bytes_touched=_work(sizes, walk))
+        return
+    kernel, windows = walk[3] * walk[4], walk[1] * walk[2]
+    channels = min(inputs, max(1, ELEMENTS // kernel))
+    room = -(-channels * kernel // TILE) * TILE
+    packed = workspace((groups * -(-inputs // channels) * room * outputs,), dX.dtype)
+    is_plain = _is_plain(axes) and 2 * windows > WINDOWS
+    launch(
+        image_gradient, dY, W, dX, packed, lines, taps, walk, sizes, channels, is_plain, gemm_address(dX.dtype),
+        bytes_touched=_work(sizes, walk),
+    )  # fmt: skip

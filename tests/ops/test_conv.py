@@ -1,0 +1,158 @@
+"""ConvGrad against its definition, PyTorch, its ONNX function, and its own error sentences."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.checks import FLOATS, assert_close, call, check, check_refused, examples, expect, layouts
+from tests.conv_cases import CASES, arrays, output_shape
+from tests.function_models import check_functions, model_of, node_of, session
+
+from onnxgrad import add_functions
+from onnxgrad.ops.conv import conv_grad
+
+NAMES = ("dX", "dW", "dB")
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("case", CASES)
+def test_cases_and_types(case, dtype):
+    X, W, attributes = CASES[case]
+    check(conv_grad, *arrays(X, W, attributes, dtype), **attributes)
+
+
+@pytest.mark.parametrize("outputs", [o for n in (1, 2) for o in itertools.combinations(NAMES, n)], ids="_".join)
+@pytest.mark.parametrize("case", ["two axes", "depthwise"])
+def test_some_outputs(case, outputs):
+    X, W, attributes = CASES[case]
+    check(conv_grad, *arrays(X, W, attributes), **attributes, outputs=outputs)
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(data=st.data())
+def test_any_convolution(data):
+    rank, group = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
+
+    def numbers(low, high):
+        return data.draw(st.lists(st.integers(low, high), min_size=rank, max_size=rank))
+
+    kernel, strides, dilations, first, last = numbers(1, 4), numbers(1, 3), numbers(1, 3), numbers(0, 3), numbers(0, 3)
+    more = numbers(0, 30 if rank == 1 else 6)
+    along = zip(kernel, dilations, first, last, more, strict=True)
+    sizes = [max(1, (k - 1) * d + 1 - a - b) + m for k, d, a, b, m in along]
+    X = (data.draw(st.integers(1, 3)), group * data.draw(st.integers(1, 5)), *sizes)
+    W = (group * data.draw(st.integers(1, 6)), X[1] // group, *kernel)
+    attributes = {"strides": strides, "dilations": dilations, "group": group}
+    auto_pad = data.draw(st.sampled_from(["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"]))
+    attributes |= {"pads": [*first, *last]} if auto_pad == "NOTSET" else {"auto_pad": auto_pad}
+    check(conv_grad, *arrays(X, W, attributes), **attributes)
+
+
+@pytest.mark.parametrize(
+    ("X", "W", "attributes"),
+    [
+        ((0, 3, 5), (4, 3, 3), {}),
+        ((2, 0, 5), (4, 0, 3), {}),
+        ((2, 3, 5), (0, 3, 3), {}),
+        ((2, 3, 2), (4, 3, 3), {}),
+        ((2, 3, 0), (4, 3, 3), {"pads": [2, 2]}),
+    ],
+)
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_nothing(X, W, attributes, dtype):
+    check(conv_grad, *arrays(X, W, attributes, dtype), **attributes)
+
+
+@pytest.mark.parametrize("layout", layouts(np.zeros((2, 2), np.float32)))
+@pytest.mark.parametrize("at", range(3))
+def test_layouts(at, layout):
+    given = list(arrays((2, 4, 6, 8), (6, 4, 3, 3), {}))
+    given[at] = layouts(given[at])[layout]
+    check(conv_grad, *given)
+
+
+@pytest.mark.parametrize("case", ["two axes", "depthwise, wide lines", "pointwise, large, more channels come out"])
+def test_infinity_stays_where_it_is_seen(case):
+    """Zeros that stand for padding, and elements that belong to other windows, are not multiplied with it."""
+    X, W, attributes = CASES[case]
+    dY, x, w = arrays(X, W, attributes, np.float64)
+    x[0, 0, 0, 0] = x[-1, -1, -1, -1] = np.inf
+    expected = conv_grad.definition(dY, x, w, **attributes)
+    for name, got, wanted in zip(NAMES, call(conv_grad, dY, x, w, **attributes), expected, strict=True):
+        assert (np.isfinite(got) == np.isfinite(wanted)).all(), name
+
+
+@pytest.mark.parametrize(
+    ("stride", "pad", "dilation", "group", "rank"), [(1, 1, 1, 1, 2), (2, 1, 1, 2, 1), (3, 0, 2, 1, 3), (2, 2, 2, 4, 2)]
+)
+def test_as_in_torch(stride, pad, dilation, group, rank):
+    attributes = {"strides": [stride] * rank, "pads": [pad] * 2 * rank, "dilations": [dilation] * rank, "group": group}
+    X, W = (2, 4, *[11] * rank), (8, 4 // group, *[3] * rank)
+    dY, x, w = arrays(X, W, attributes, np.float64)
+    tensors = [torch.tensor(a, requires_grad=True) for a in (x, w, np.zeros(8))]
+    how = {"stride": stride, "padding": pad, "dilation": dilation, "groups": group}
+    y = getattr(torch.nn.functional, f"conv{rank}d")(*tensors, **how)
+    y.backward(torch.tensor(dY))
+    for got, tensor in zip(call(conv_grad, dY, x, w, **attributes), tensors, strict=True):
+        np.testing.assert_allclose(got, tensor.grad.numpy(), rtol=1e-10, atol=1e-10)
+
+
+def _is_right_in_onnx_reference(X, W, attributes):
+    """Its ConvTranspose reads groups as if they had one channel each, and its Conv knows up to three axes."""
+    group = attributes.get("group", 1)
+    return len(X) <= 5 and (group == 1 or W[1] == W[0] // group == 1)
+
+
+def _with_every_attribute(X, W, attributes):
+    """As a rule writes them: onnx.reference wants those that a function hands on."""
+    rank = len(X) - 2
+    lists = {"strides": [1] * rank, "dilations": [1] * rank, "pads": [0] * 2 * rank}
+    return {"group": 1, **lists, **attributes}
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32], ids=lambda t: t.__name__)
+@pytest.mark.parametrize("case", [c for c in CASES if c != "four axes"])
+def test_function(case, dtype):
+    X, W, attributes = CASES[case]
+    inputs = arrays(X, W, attributes, dtype)
+    if _is_right_in_onnx_reference(X, W, attributes):
+        check_functions(conv_grad, (inputs, _with_every_attribute(X, W, attributes)))
+    node, feeds = node_of(conv_grad, inputs, attributes, "")
+    expected, bounds = expect(conv_grad, *inputs, **attributes)
+    results = session(add_functions(model_of([node], feeds))).run(None, feeds)
+    for name, got, wanted, bound in zip(NAMES, results, expected, bounds, strict=True):
+        assert_close(got, wanted, bound, name)
+
+
+def test_functions_of_several_convolutions_in_one_model():
+    chosen = [CASES[c] for c in ("one axis", "two axes", "SAME_UPPER", "depthwise", "stride leaves rows out")]
+    check_functions(conv_grad, *((arrays(*case), _with_every_attribute(*case)) for case in chosen))
+
+
+def test_refused():
+    def refused(text, X=(2, 4, 5, 6), W=(6, 4, 3, 2), dY=None, **attributes):
+        shapes = dY or (2, 6, 3, 5), X, W
+        check_refused(conv_grad, ValueError, text, *(np.zeros(s, np.float32) for s in shapes), **attributes)
+
+    refused("X has shape [2, 4], expected images, channels and at least one axis more", X=(2, 4))
+    refused("W has shape [6, 4, 3], expected 4 dimensions as X has", W=(6, 4, 3))
+    refused("group is 0, expected at least 1", group=0)
+    refused("W has 6 output channels, expected a multiple of group, 4", group=4)
+    refused("W has 4 channels, expected those of X, 4, divided by group, 2", group=2)
+    refused("kernel_shape is [3, 3], expected [3, 2] as W has", kernel_shape=[3, 3])
+    refused("strides is [2], expected 2 positive numbers", strides=[2])
+    refused("dilations is [1, 0], expected 2 positive numbers", dilations=[1, 0])
+    refused("pads is [1, 1], expected 4 numbers", pads=[1, 1])
+    refused("pads is [0, -1, 0, 0], expected no negative number", pads=[0, -1, 0, 0])
+    refused("auto_pad is 'SAME', expected one of NOTSET, SAME_UPPER, SAME_LOWER, VALID", auto_pad="SAME")
+    refused("dY has shape [2, 6, 3, 5], expected [2, 6, 2, 5] as Conv gives of X and W", strides=[2, 1])
+
+
+def test_output_shape_is_conv_s():
+    """What the cases are made with, against PyTorch."""
+    y = torch.nn.functional.conv2d(torch.zeros(2, 3, 11, 12), torch.zeros(4, 3, 3, 2), stride=2, padding=1, dilation=2)
+    attributes = {"strides": [2, 2], "pads": [1] * 4, "dilations": [2, 2]}
+    assert output_shape((2, 3, 11, 12), (4, 3, 3, 2), attributes) == tuple(y.shape)
