@@ -8,7 +8,8 @@ demo: .venv/demo
 	$(PY) examples/demo.py
 
 # The tests whose cases go through tests/checks.py to the device under test, and those of calls on a GPU.
-ON_A_GPU := $(patsubst %,tests/ops/test_%.py,gather gather_elements slice softmax layer_normalization dropout activation gelu gru gru_errors) tests/test_golden.py tests/test_cuda_calls.py tests/train/test_optim_cuda.py
+ON_A_GPU := $(patsubst %,tests/ops/test_%.py,gather gather_elements slice softmax layer_normalization dropout activation gelu \
+	conv max_pool average_pool softmax_cross_entropy_loss gru gru_errors) tests/test_golden.py tests/test_cuda_calls.py tests/train/test_optim_cuda.py
 
 # On the CPU, two files at a time, then the Triton kernels in Triton's interpreter, which needs no GPU; its report ends with what it left
 # out. Then sessions once more, in the oldest onnxruntime that will do.

@@ -47,7 +47,7 @@ def kernels_of(module):
 
 
 # What only reads shapes runs on the host, wherever the arrays are.
-WITHOUT_CUDA = {"conv", "lstm", "rnn"}
+WITHOUT_CUDA = {"lstm", "rnn"}
 ON_A_GPU = sorted({op.module for op in OPERATORS.values() if not op.on_host_only} - WITHOUT_CUDA)
 
 

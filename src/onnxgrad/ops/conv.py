@@ -10,7 +10,7 @@ import numpy as np
 from onnxgrad.op import op
 from onnxgrad.ops_functions.conv import conv_grad_function
 from onnxgrad.schema import Dim, Known, agree
-from onnxgrad.tensor_types import Array, T, accumulator
+from onnxgrad.tensor_types import T, accumulator
 from onnxgrad.windows import Axis, walk
 
 
@@ -45,7 +45,7 @@ def _check(X: tuple[Dim, ...], W: tuple[Dim, ...], attributes: dict[str, Any]) -
     return [X[0], W[0], *(axis.count for axis in axes)]
 
 
-def axes_of(X: Array, W: Array, attributes: dict[str, Any]) -> list[Axis]:
+def axes_of(X: Any, W: Any, attributes: dict[str, Any]) -> list[Axis]:
     """How the kernel walks along each axis, all sizes being known."""
     return walk(X.shape[2:], W.shape[2:], attributes)
 

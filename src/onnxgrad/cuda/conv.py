@@ -1,0 +1,92 @@
+"""ConvGrad on CUDA: cuDNN's kernels, by way of torch, on an image with its pads written out."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from onnxgrad.cuda.core.indices import BadIndex
+from onnxgrad.cuda.core.launch import sums_dtype
+from onnxgrad.ops.conv import axes_of
+from onnxgrad.windows import Axis
+
+MOST_AXES = 3  # that torch convolves over
+
+
+def conv_grad(
+    dY: torch.Tensor,
+    X: torch.Tensor,
+    W: torch.Tensor,
+    dX: torch.Tensor | None,
+    dW: torch.Tensor | None,
+    dB: torch.Tensor | None,
+    auto_pad: str,
+    dilations: Sequence[int] | None,
+    group: int,
+    kernel_shape: Sequence[int] | None,
+    pads: Sequence[int] | None,
+    strides: Sequence[int] | None,
+    bad: BadIndex,
+) -> None:
+    """`kernel_shape` says what the shape of W does, and no index can be bad."""
+    axes = axes_of(X, W, {"auto_pad": auto_pad, "dilations": dilations, "pads": pads, "strides": strides})
+    if dB is not None:
+        dB.copy_(dY.sum([0, *range(2, dY.ndim)], dtype=sums_dtype(dY.dtype)))
+    if 0 in (*dY.shape, *X.shape, *W.shape):
+        for result in (dX, dW):
+            if result is not None:
+                result.zero_()
+        return
+    if len(axes) > MOST_AXES:
+        _by_elements(dY, X, W, dX, dW, group, axes)
+        return
+    around = [(a.first, max(0, a.reach - a.first - a.size)) for a in axes]
+    # torch pads both ends alike; where they differ, zeros are written.
+    alike = all(first == last for first, last in around)
+    image = X if alike else torch.nn.functional.pad(X, [n for pair in reversed(around) for n in pair])
+    flags = torch.backends.cudnn.flags(
+        enabled=True, benchmark=False, deterministic=True, allow_tf32=torch.backends.cudnn.allow_tf32
+    )
+    with flags:
+        found = torch.ops.aten.convolution_backward(
+            dY, image, W, None, [a.stride for a in axes], [first if alike else 0 for first, _ in around],
+            [a.dilation for a in axes], False, [0] * len(axes), group,
+            [dX is not None, dW is not None, False],
+        )  # fmt: skip
+    if dX is not None:
+        inside = (..., *(slice(a.first, a.first + a.size) for a in axes))
+        dX.copy_(found[0] if alike else found[0][inside])
+    if dW is not None:
+        dW.copy_(found[1])
+
+
+def _by_elements(
+    dY: torch.Tensor,
+    X: torch.Tensor,
+    W: torch.Tensor,
+    dX: torch.Tensor | None,
+    dW: torch.Tensor | None,
+    group: int,
+    axes: Sequence[Axis],
+) -> None:
+    """Over any number of axes: a product for every element of the kernel, as the definition has it."""
+    work, (N, C), M = sums_dtype(X.dtype), X.shape[:2], W.shape[0]
+    g = dY.to(work).reshape(N, group, M // group, math.prod(a.count for a in axes))
+    kernel = W.to(work).reshape(group, M // group, C // group, *W.shape[2:])
+    sizes = [max(a.first + a.size, a.reach) for a in axes]
+    padded = torch.zeros((N, group, C // group, *sizes), dtype=work, device=X.device)
+    inside: Any = (..., *(slice(a.first, a.first + a.size) for a in axes))
+    padded[inside] = X.to(work).reshape(N, group, C // group, *X.shape[2:])
+    image_gradient, kernel_gradient = torch.zeros_like(padded), torch.zeros_like(kernel)
+    for place in itertools.product(*(range(k) for k in W.shape[2:])):
+        element: Any = (..., *place)
+        seen: Any = (..., *(a.seen_by(k) for a, k in zip(axes, place, strict=True)))
+        image = padded[seen].reshape(N, group, C // group, -1)
+        kernel_gradient[element] = torch.einsum("ngmo,ngco->gmc", g, image)
+        image_gradient[seen] += torch.einsum("ngmo,gmc->ngco", g, kernel[element]).reshape(padded[seen].shape)
+    if dX is not None:
+        dX.copy_(image_gradient[inside].reshape(X.shape))
+    if dW is not None:
+        dW.copy_(kernel_gradient.reshape(W.shape))
