@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import onnxgrad
 from onnxgrad.op import OPERATORS
 
 ROOT = Path(__file__).parents[1]
@@ -82,6 +83,10 @@ def test_every_operator_file_has_its_tests(module):
 def test_operators_are_named_as_their_functions():
     for name, op in OPERATORS.items():
         assert name.lower().replace("_", "") == op.function_name.replace("_", "")
+
+
+def test_every_operator_is_a_name_of_the_package():
+    assert all(getattr(onnxgrad, op.function_name) is op for op in OPERATORS.values())
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))

@@ -1,9 +1,10 @@
-"""Gradients for ONNX: the training operators of onnxruntime, for stock onnxruntime and NumPy."""
+"""Training and gradients of ONNX models in stock onnxruntime; the operators of onnxruntime-training for arrays."""
 
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 from onnxgrad.functions import add_functions
+from onnxgrad.op import OPERATORS as _OPERATORS
 from onnxgrad.op import discover as _discover
 from onnxgrad.ops.broadcast import broadcast_gradient_args
 from onnxgrad.ops.gather import gather_grad
@@ -25,6 +26,7 @@ if _TYPE_CHECKING:
     from onnxgrad.train.trainer import Trainer
 
 _discover()
+globals().update({_op.function_name: _op for _op in _OPERATORS.values()})  # those without an import above, too
 __version__ = "0.1.0"
 __all__ = [
     "Batches",
