@@ -60,7 +60,11 @@ def vjp(
     doc: str = "",
     **by_input: Function | Mark,
 ) -> None:
-    """Registers how the operator passes a gradient back.
+    """Registers how an operator passes a gradient back: for each input, under its name, a function (g, n).
+
+    `g` is the gradient of the first output and `n` the node, whose inputs, outputs and attributes are `n.<name>`. The
+    function returns the gradient of its input; instead of one, `nondiff` says that there is none and `todo` that it is
+    not written.
 
     `broadcast`: its inputs are broadcast to one shape, and the functions need not undo that. `outputs`: names of the
     outputs whose gradients the functions use (`n.grad(k)`), if that is not the first alone. `rewrite`: takes the node

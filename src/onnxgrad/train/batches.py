@@ -108,7 +108,7 @@ class Batches:
         return self.starting_at(0)
 
     def starting_at(self, first: int) -> Iterator[dict[str, Array]]:
-        """Goes through it, leaving out the first batches."""
+        """Goes through it once, without the first batches; a class of yours that changes batches overrides this."""
         order = np.arange(self.examples)
         if self.shuffle:
             order = np.random.default_rng([self.seed, self.epoch]).permutation(self.examples)

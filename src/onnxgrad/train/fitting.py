@@ -20,12 +20,12 @@ Log = Callable[[dict[str, Any]], None]
 
 
 class TrainingStoppedError(ArithmeticError):
-    """The loss is no longer a number."""
+    """The loss or a gradient is no longer a number: an ArithmeticError, which says where the last good state is."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """One epoch of fit()."""
+    """One epoch of fit(): its number, updates so far, the mean loss, its time, and what evaluate() found."""
 
     epoch: int
     steps: int

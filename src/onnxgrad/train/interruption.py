@@ -11,7 +11,7 @@ SIGNALS = ("SIGINT", "SIGTERM")
 
 
 class Interrupted(KeyboardInterrupt):
-    """Training was stopped from outside; `saved` is the checkpoint it left, `signal` the signal's name."""
+    """Training was stopped from outside, by a KeyboardInterrupt; `saved` is the checkpoint left, `signal` its name."""
 
     def __init__(self, message: str, signal_name: str, saved: Any) -> None:
         super().__init__(message)

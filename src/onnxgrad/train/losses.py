@@ -24,7 +24,7 @@ Shape = tuple[Dim, ...] | None
 
 
 class Total:
-    """A sum of losses."""
+    """A sum of losses, as `CrossEntropy("logits") + 0.1 * MSE("value", target="price")` is one; a loss is one, too."""
 
     def __init__(self, parts: Sequence["Loss"]) -> None:
         self.parts = tuple(parts)
@@ -34,7 +34,12 @@ class Total:
 
 
 class Loss(Total):
-    """One loss, of one output. `share` is what it is multiplied with; `2 * loss` sets it."""
+    """One loss, of one output: what all of them have.
+
+    `prediction` is the name of the output, `target` that of the input with what it should be, which is added to the
+    graph unless the model has it. `reduction`, where there is one, is "mean" or "sum". `share` is what the loss is
+    multiplied with; `2 * loss` sets it. A class of your own has the fields above and a `formula`.
+    """
 
     prediction: str
     target: str
@@ -51,11 +56,11 @@ class Loss(Total):
     __rmul__ = __mul__
 
     def target_like(self, prediction: Tensor) -> tuple[ir.DataType, Shape]:
-        """Type and shape of the target: those of the prediction, if nothing else is said."""
+        """Type and shape of the target's input: those of the prediction, if nothing else is said."""
         return prediction.dtype, prediction.shape
 
     def formula(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """The loss, a scalar."""
+        """The loss, a scalar, as nodes: written with + - * / **, comparisons and `onnxgrad.rules.op`."""
         raise NotImplementedError
 
 
@@ -77,7 +82,7 @@ def _check_reduction(name: str, reduction: str, allowed: Sequence[str] = REDUCTI
 
 @dataclass(frozen=True)
 class MSE(Loss):
-    """The mean of the squared differences."""
+    """The mean, or sum, of the squared differences."""
 
     prediction: str
     target: str = "target"
@@ -94,7 +99,7 @@ class MSE(Loss):
 
 @dataclass(frozen=True)
 class L1(Loss):
-    """The mean of the absolute differences."""
+    """The mean, or sum, of the absolute differences."""
 
     prediction: str
     target: str = "target"
@@ -110,7 +115,7 @@ class L1(Loss):
 
 @dataclass(frozen=True)
 class Huber(Loss):
-    """Squared differences up to `delta`, and a straight line from there on."""
+    """Half the squared difference up to `delta`, and a straight line from there on, as PyTorch's HuberLoss."""
 
     prediction: str
     target: str = "target"
@@ -228,7 +233,10 @@ def _constant(array: Any, like: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class BCEWithLogits(Loss):
-    """Binary cross entropy of scores; `pos_weight` is what positive targets count."""
+    """Binary cross entropy of scores (logits), each on its own; targets are 0 to 1.
+
+    `pos_weight` is what positive targets count, one number or one for each score.
+    """
 
     prediction: str
     target: str = "target"
@@ -279,7 +287,9 @@ class KLDiv(Loss):
 
 @dataclass(frozen=True)
 class Custom(Loss):
-    """A formula of yours: it gets prediction and target as tensors and returns a scalar.
+    """A formula of yours: `function` gets prediction and target as tensors and returns a scalar.
+
+    It is written with + - * / **, comparisons and `op.<Name>(…)` of `onnxgrad.rules`, any ONNX operator.
 
     The target has the prediction's type and shape, unless `target_type` (of NumPy) and `target_shape` say otherwise.
     """

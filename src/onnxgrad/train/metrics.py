@@ -11,7 +11,10 @@ from onnxgrad.tensor_types import Array
 
 @dataclass(frozen=True)
 class Metric:
-    """A number for a batch: `metric(outputs, batch)` compares an output with the array of the batch named `target`."""
+    """A number for a batch: `metric(outputs, batch)` compares the output `prediction` with the batch's array `target`.
+
+    One of your own has a `measure`, or is any function of outputs and batch.
+    """
 
     prediction: str
     target: str = "target"
@@ -20,7 +23,7 @@ class Metric:
         return self.measure(outputs[self.prediction], np.asarray(batch[self.target]))
 
     def measure(self, prediction: Array, target: Array) -> float:
-        """The number."""
+        """The number for the arrays of one batch; `evaluate` takes the mean over batches."""
         raise NotImplementedError
 
 

@@ -20,7 +20,11 @@ Groups = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Optimizer:
-    """What all of them have; `groups` maps patterns of parameter names to the numbers that differ for them."""
+    """What all of them have: the learning rate `lr` and `weight_decay`.
+
+    `groups` maps patterns of parameter names to the settings that differ for them, `{"*.bias": {"weight_decay": 0.0}}`;
+    the first pattern that matches a name counts.
+    """
 
     slots: ClassVar[tuple[str, ...]] = ()  # arrays kept for every parameter
     lr: float = 1e-3
@@ -114,7 +118,10 @@ class OptimizerState:
 
 @dataclass(frozen=True)
 class SGD(Optimizer):
-    """Gradient descent, with momentum and Nesterov's form of it if asked for."""
+    """Gradient descent, as PyTorch's: plain, with `momentum`, or with Nesterov's form of it.
+
+    `dampening` is the share of a gradient that does not go into the momentum.
+    """
 
     lr: float = 1e-2
     momentum: float = 0.0
@@ -134,7 +141,10 @@ class SGD(Optimizer):
 
 @dataclass(frozen=True)
 class Adam(Optimizer):
-    """Adam; the decay of weights is part of the gradient."""
+    """Adam, as PyTorch's; the decay of weights is part of the gradient.
+
+    `betas` are how much the means of gradients and of their squares keep from step to step; `eps` is added to the root.
+    """
 
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
@@ -176,7 +186,10 @@ class AdamW(Adam):
 
 @dataclass(frozen=True)
 class Adagrad(Optimizer):
-    """Adagrad."""
+    """Adagrad, as PyTorch's: a number's step is divided by the root of the sum of all its squared gradients.
+
+    That sum begins with `initial_accumulator_value`. At step n the rate is lr / (1 + (n - 1) · `lr_decay`).
+    """
 
     lr: float = 1e-2
     lr_decay: float = 0.0
@@ -196,7 +209,10 @@ class Adagrad(Optimizer):
 
 @dataclass(frozen=True)
 class RMSprop(Optimizer):
-    """RMSprop; `centered` divides by the spread of the gradients instead of their size."""
+    """RMSprop, as PyTorch's: a step is divided by the root of a running mean of squared gradients, which keeps `alpha`.
+
+    `centered` takes off the square of their mean; `momentum` is that of the steps.
+    """
 
     lr: float = 1e-2
     alpha: float = 0.99
@@ -217,7 +233,7 @@ class RMSprop(Optimizer):
 
 @dataclass(frozen=True)
 class Lamb(Optimizer):
-    """Lamb: Adam's step, scaled for each parameter by its size over that of the step."""
+    """Lamb: Adam's step with the decay of weights, scaled for each parameter by its length over that of the step."""
 
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-6

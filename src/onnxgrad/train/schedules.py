@@ -6,7 +6,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Schedule:
-    """`schedule(step)` is the factor of the learning rate for that step, the first being 0."""
+    """`schedule(step)` is the factor of the learning rate after `step` updates, 0 before the first.
+
+    The trainer calls it, so that any function of that number will do.
+    """
 
     def __call__(self, step: int) -> float:
         raise NotImplementedError
@@ -53,7 +56,7 @@ class Cosine(Schedule):
 
 @dataclass(frozen=True)
 class Step(Schedule):
-    """Multiplied with `factor` every `every` steps."""
+    """Stays for `every` steps, then is multiplied with `factor`, again and again."""
 
     every: int
     factor: float = 0.1

@@ -28,7 +28,7 @@ Metric = Callable[[Mapping[str, Array], Mapping[str, Any]], float]
 
 
 class Trainer:
-    """Trains a model.
+    """Trains a model in onnxruntime, and exports it.
 
     `model` is a path, an onnx.ModelProto or an onnx_ir.Model, which is not changed. `loss` is one of onnxgrad.losses or
     a sum of such, or the name of an output that is the loss. `trainable` names the parameters to train, patterns
@@ -36,8 +36,9 @@ class Trainer:
     learning rate. `clip_norm` bounds the length of the whole gradient, `clip_value` each of its numbers; `accumulate`
     micro-batches are averaged for one update. `seed` decides what Dropout drops.
 
-    `parameters` and `gradients` are the arrays at work, by name: NumPy's on the CPU, torch's on a GPU. Weights of half
-    types are trained in float32, and exported in their own type again.
+    `parameters`, `gradients` and `statistics` (running means and variances) are the arrays at work, by name: NumPy's on
+    the CPU, torch's on a GPU. `gradient_norm` is the length of the last update's gradient, before clipping. Weights of
+    half types are trained in float32, and exported in their own type again.
     """
 
     def __init__(
@@ -163,7 +164,11 @@ class Trainer:
     def evaluate(
         self, batches: Iterable[Mapping[str, Any]], metrics: Mapping[str, Metric] | None = None
     ) -> dict[str, float]:
-        """The mean loss over batches, in inference form, and the means of metrics(outputs, batch), by examples."""
+        """The mean loss over batches, in inference form, under "loss", and the means of metrics, under their names.
+
+        A metric is one of onnxgrad.metrics or a function of the model's outputs and the batch, both dicts of arrays.
+        Batches count by their numbers of examples.
+        """
         totals: dict[str, float] = {}
         count = 0
         for batch in batches:
@@ -198,13 +203,17 @@ class Trainer:
         save_every: int | None = None,
         log: Log | None = None,
     ) -> list[Record]:
-        """Goes through the batches `epochs` times, with a progress bar; a record for each epoch.
+        """Goes through the batches `epochs` times, with a progress bar unless `quiet`; a record for each epoch.
+
+        `batches` is anything that gives dicts of arrays, by the names of the inputs, whenever it is gone through. After
+        every epoch `validation` is evaluated, with `metrics`, as evaluate() does.
 
         `checkpoint` is written after every epoch, and after every `save_every` updates. Ctrl-C and SIGTERM end training
         when the step at hand is done: the state is saved, in `checkpoint` or in onnxgrad-stopped.safetensors, and the
         KeyboardInterrupt says where. So is the last good state when the loss is no longer a number. A trainer with the
-        state of such a file goes on where that fit() was, with the next batch of the epoch. `log` gets a dict for
-        every update, and one for every epoch.
+        state of such a file goes on where that fit() was, with the next batch of the epoch. `log` is called with
+        a dict for every update (event "step", epoch, step, loss, lr, gradient_norm, seconds) and for every epoch (event
+        "epoch", epoch, step, loss, seconds, validation).
         """
         where = None if checkpoint is None else Path(checkpoint)
         plan = Plan(batches, epochs, validation, metrics, where, save_every, log)
@@ -253,7 +262,7 @@ class Trainer:
     def load(
         cls, path: str | Path, model: Any, loss: Total | str, optimizer: Optimizer, *args: Any, **kwargs: Any
     ) -> "Trainer":
-        """A trainer as it was saved; model, loss and the rest as for Trainer()."""
+        """A trainer with the state of a file; model, loss and the rest as for the trainer that saved it."""
         trainer = cls(model, loss, optimizer, *args, **kwargs)
         trainer.restore(path)
         return trainer
