@@ -32,7 +32,7 @@ lint: .venv/ready
 bench: .venv/ready .venv-peer/ready
 	$(PY) -m bench
 
-# docs/operators.md and the generated tables of the README.
+# docs/api.md, operators.md and rules.md, and the generated tables of other pages.
 docs: .venv/ready
 	$(PY) docs/generate.py
 

@@ -1,4 +1,4 @@
-"""Writes docs/operators.md, docs/rules.md and the tables of README.md and docs/command-line.md from the code itself.
+"""Writes docs/api.md, operators.md and rules.md, and the tables of other pages, from the code itself.
 
 `python docs/generate.py` writes; with --check it only says, by its exit code, whether anything would change.
 """
@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import click
+from reference import api_page
 
 from onnxgrad.cli import train
 from onnxgrad.coverage import BACKENDS, RuleRow, has_kernel, operators, rules, short_types, type_names
@@ -93,6 +94,25 @@ def rules_page() -> str:
     return "\n\n".join([*parts, "## No gradient", ", ".join(ends) + "."]) + "\n"
 
 
+# The gradient operators of onnxruntime-training 1.19.2, domain com.microsoft, and those that go with them.
+ITS_GRADIENTS = """
+    BatchNormalizationGrad BiasFastGeluGrad_dX BiasGeluGrad_dX BitmaskDropoutGrad BroadcastGradientArgs ConcatTraining
+    ConvGrad ConvTransposeGrad DivGrad DropoutGrad FakeQuantGrad FastGeluGrad GRUGrad GRUTraining GatherElementsGrad
+    GatherGrad GatherNDGrad GeluGrad InvertibleLayerNormalizationGrad LSTMGrad LSTMTraining LayerNormalizationGrad
+    LeakyReluGrad LogSoftmaxGrad LogSoftmaxGrad_13 PythonOpGrad QuickGeluGrad ReduceSumTraining ReluGrad ResizeGrad
+    SigmoidGrad SimplifiedLayerNormalizationGrad SliceGrad SoftmaxCrossEntropyGrad SoftmaxCrossEntropyLossGrad
+    SoftmaxCrossEntropyLossInternalGrad SoftmaxDropoutGrad SoftmaxGrad SoftmaxGrad_13 SplitTraining TanhGrad
+"""
+
+
+def gradients_table() -> str:
+    """Which of onnxruntime-training's there are."""
+    ours = {op.name for op in operators()}
+    there = ", ".join(f"[{name}](operators.md#{name.lower()})" for name in ITS_GRADIENTS.split() if name in ours)
+    missing = ", ".join(name for name in ITS_GRADIENTS.split() if name not in ours)
+    return f"| | operators |\n|---|---|\n| there | {there} |\n| not there | {missing} |"
+
+
 def options_table() -> str:
     """What `onnxgrad train --help` says."""
     lines = ["| option | |", "|---|---|"]
@@ -113,11 +133,14 @@ def with_table(page: Path, name: str, table: str) -> str:
 
 def main() -> int:
     readme, command_line = ROOT / "README.md", ROOT / "docs" / "command-line.md"
+    coming = ROOT / "docs" / "from-onnxruntime-training.md"
     wanted = {
+        ROOT / "docs" / "api.md": api_page(),
         ROOT / "docs" / "operators.md": operators_page(),
         ROOT / "docs" / "rules.md": rules_page(),
         readme: with_table(readme, "operators", table()),
         command_line: with_table(command_line, "options", options_table()),
+        coming: with_table(coming, "gradients", gradients_table()),
     }
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
     if "--check" in sys.argv[1:]:

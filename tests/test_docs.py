@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
+import onnxgrad
+
 ROOT = Path(__file__).parents[1]
 EXAMPLES = re.findall(r"```python\n(.*?)```\s+```\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
 
 
-def run(*arguments):
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd=ROOT, check=False)
+def run(*arguments, folder=ROOT):
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd=folder, check=False)
 
 
 def test_generated_pages_are_up_to_date():
@@ -20,9 +22,14 @@ def test_generated_pages_are_up_to_date():
     assert result.returncode == 0, result.stdout
 
 
+def test_the_reference_has_every_public_name():
+    page = (ROOT / "docs" / "api.md").read_text()
+    assert [name for name in onnxgrad.__all__ if not re.search(rf"\bonnxgrad\.{name}\b", page)] == []
+
+
 @pytest.mark.parametrize("code, printed", EXAMPLES, ids=range(len(EXAMPLES)))
-def test_the_examples_of_the_readme_print_what_it_says(code, printed):
-    assert run("-c", code).stdout == printed
+def test_the_examples_of_the_readme_print_what_it_says(code, printed, tmp_path):
+    assert run("-c", code, folder=tmp_path).stdout == printed
 
 
 def test_the_readme_names_the_two_commands():
