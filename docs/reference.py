@@ -61,12 +61,12 @@ def api_page() -> str:
     """The whole page."""
     parts = [HEAD, "## Training", TRAINING]
     parts += [entry(getattr(onnxgrad, name), f"onnxgrad.{name}") for name in ("Trainer", "Batches")]
-    parts += [entry(result(name), name) for name in ("Record", "TrainingStoppedError", "Interrupted")]
+    parts += [of_result(name) for name in ("Record", "TrainingStoppedError", "Interrupted")]
     for name, sentence in (("losses", LOSSES), ("optim", OPTIMIZERS), ("schedules", SCHEDULES), ("metrics", METRICS)):
         parts += [f"## onnxgrad.{name}", sentence, *classes(getattr(onnxgrad, name), f"onnxgrad.{name}")]
     parts += ["## Gradients", GRADIENTS]
     parts += [entry(getattr(onnxgrad, name), f"onnxgrad.{name}") for name in ("gradient", "check_gradient")]
-    parts += [entry(result(name), name) for name in ("GradientCheck", "Compared")]
+    parts += [of_result(name) for name in ("GradientCheck", "Compared")]
     parts += [entry(onnxgrad.vjp, "onnxgrad.vjp"), "## Sessions, models and threads", RUNTIME]
     names = ("register", "add_functions", "reference_ops", "set_num_threads", "get_num_threads")
     parts += [entry(getattr(onnxgrad, name), f"onnxgrad.{name}") for name in names]
@@ -76,9 +76,9 @@ def api_page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def result(name: str) -> Any:
+def of_result(name: str) -> str:
     """A class that is no name of the package itself."""
-    return getattr(importlib.import_module(RESULTS[name]), name)
+    return entry(getattr(importlib.import_module(RESULTS[name]), name), f"{RESULTS[name]}.{name}")
 
 
 def classes(module: ModuleType, name: str) -> list[str]:

@@ -3,10 +3,15 @@
 import contextlib
 import io
 import re
+import warnings
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
+import torch
 
+import onnxgrad
 from onnxgrad.rules import RULES, load_rules
 
 ROOT = Path(__file__).parents[1]
@@ -41,6 +46,23 @@ def test_every_block_prints_what_is_shown(name, rules, tmp_path, monkeypatch):
         with contextlib.redirect_stdout(printed):
             exec(compile("\n" * line + code, str(page), "exec"), names)
         assert printed.getvalue() == (expected or ""), f"the block at line {line} of {page.name}"
+
+
+def test_the_export_shown_keeps_what_training_needs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code = re.search(r"```py\n(.*?torch\.onnx\.export.*?)```", (DOCS / "getting-started.md").read_text(), re.S)[1]
+    nn = torch.nn
+    layers = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Dropout(0.3), nn.Linear(144, 10)
+    with warnings.catch_warnings():  # of the exporter
+        warnings.simplefilter("ignore")
+        exec(code, {"torch": torch, "module": nn.Sequential(*layers), "example": torch.randn(2, 1, 8, 8)})
+    assert {"Dropout", "BatchNormalization"} <= {n.op_type for n in onnx.load("model.onnx").graph.node}
+    trainer = onnxgrad.Trainer("model.onnx", onnxgrad.losses.CrossEntropy("logits"), onnxgrad.optim.SGD())
+    assert list(trainer.parameters) == ["0.weight", "0.bias", "1.weight", "1.bias", "5.weight", "5.bias"]
+    trainer.step({"x": np.ones((5, 1, 8, 8), np.float32), "target": np.zeros(5, np.int64)})
+    assert (
+        list(trainer.statistics) == ["1.running_mean", "1.running_var"] and trainer.statistics["1.running_mean"].any()
+    )
 
 
 @pytest.mark.parametrize("page", [*ROOT.glob("*.md"), *DOCS.glob("*.md")], ids=lambda p: p.stem)
