@@ -62,7 +62,7 @@ def test_as_in_pytorch(mine, theirs, settings, dtype):
         for name, tensor in tensors.items():
             tensor.grad = torch.tensor(gradients(step, dtype)[name])
         peer.step()
-    tolerance = 1e-5 if dtype == np.float32 else 1e-12
+    tolerance = 1e-6 if dtype == np.float32 else 1e-12
     for name, result in trained(mine, dtype=dtype).items():
         assert np.allclose(result, tensors[name].detach().numpy(), rtol=tolerance, atol=tolerance), name
 

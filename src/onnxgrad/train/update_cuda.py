@@ -55,8 +55,8 @@ def _adam(pieces, hyper, p, g, m, v, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     rate, root = tl.load(row + 7).to(kind), tl.load(row + 8).to(kind)
     now = tl.load(p + i, inside)
     grad = tl.load(g + i, inside) + l2 * now
-    mean = beta1 * tl.load(m + i, inside) + (1 - beta1) * grad
-    square = beta2 * tl.load(v + i, inside) + (1 - beta2) * grad * grad
+    mean = beta1 * tl.load(m + i, inside) + (1 - tl.load(row + 1)).to(kind) * grad
+    square = beta2 * tl.load(v + i, inside) + (1 - tl.load(row + 2)).to(kind) * grad * grad
     tl.store(m + i, mean, inside)
     tl.store(v + i, square, inside)
     now = now * before - rate * mean / (tl.sqrt(square) / root + eps)
@@ -92,12 +92,13 @@ def _rmsprop(pieces, hyper, p, g, square, mean, momentum_of, WIDTH: tl.constexpr
     row = hyper + group * WIDTH
     rate, decay, eps = tl.load(row).to(kind), tl.load(row + 1).to(kind), tl.load(row + 2).to(kind)
     alpha, momentum = tl.load(row + 3).to(kind), tl.load(row + 4).to(kind)
+    new = (1 - tl.load(row + 3)).to(kind)
     now = tl.load(p + i, inside)
     grad = tl.load(g + i, inside) + decay * now
-    spread = alpha * tl.load(square + i, inside) + (1 - alpha) * grad * grad
+    spread = alpha * tl.load(square + i, inside) + new * grad * grad
     tl.store(square + i, spread, inside)
     if CENTERED:
-        middle = alpha * tl.load(mean + i, inside) + (1 - alpha) * grad
+        middle = alpha * tl.load(mean + i, inside) + new * grad
         tl.store(mean + i, middle, inside)
         spread -= middle * middle
     step = grad / (tl.sqrt(spread) + eps)
@@ -122,8 +123,8 @@ def _lamb_direction(pieces, hyper, p, g, m, v, direction, sums, WIDTH: tl.conste
     beta1, beta2, eps = tl.load(row + 1).to(kind), tl.load(row + 2).to(kind), tl.load(row + 3).to(kind)
     decay, corrected1, corrected2 = tl.load(row + 4).to(kind), tl.load(row + 5).to(kind), tl.load(row + 6).to(kind)
     now, grad = tl.load(p + i, inside, 0.0), tl.load(g + i, inside, 0.0)
-    mean = beta1 * tl.load(m + i, inside, 0.0) + (1 - beta1) * grad
-    square = beta2 * tl.load(v + i, inside, 0.0) + (1 - beta2) * grad * grad
+    mean = beta1 * tl.load(m + i, inside, 0.0) + (1 - tl.load(row + 1)).to(kind) * grad
+    square = beta2 * tl.load(v + i, inside, 0.0) + (1 - tl.load(row + 2)).to(kind) * grad * grad
     tl.store(m + i, mean, inside)
     tl.store(v + i, square, inside)
     step = (mean / corrected1) / (tl.sqrt(square / corrected2) + eps) + decay * now

@@ -44,7 +44,7 @@ def _keep_on_disk(compiled: Any) -> Any:
 
 def native(function: Callable[..., Any], **options: Any) -> Any:
     """A function for other native code and for Python, compiled when first called."""
-    return _keep_on_disk(numba.njit(nogil=True, **OPTIONS, **options)(function))
+    return _keep_on_disk(numba.njit(nogil=True, **{**OPTIONS, **options})(function))
 
 
 def inlined(function: Callable[..., Any]) -> Any:
