@@ -6,7 +6,6 @@ import platform
 import sys
 from collections.abc import Sequence
 from importlib import metadata
-from pathlib import Path
 
 import psutil
 from rich.console import Console
@@ -15,6 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 import onnxgrad
 from bench import contest, report, results
 from bench.cases import DTYPES, GROUPS, Case, all_cases
+from bench.machine import description
 from bench.measure import FULL, QUICK, SHORTER
 from bench.peers import CannotRunError, Peer
 from bench.peers.numpy_peer import NumpyPeer
@@ -37,14 +37,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     if not options.groups or "all" in options.groups:
         options.groups = list(GROUPS)
     return options
-
-
-def _machine() -> str:
-    model = platform.processor() or platform.machine()
-    if (cpuinfo := Path("/proc/cpuinfo")).exists():
-        names = [x.split(":", 1)[1].strip() for x in cpuinfo.read_text().splitlines() if x.startswith("model name")]
-        model = names[0] if names else model
-    return f"{model}, {onnxgrad.get_num_threads()} cores"
 
 
 def _versions(peers: Sequence[Peer], console: Console) -> str:
@@ -115,7 +107,7 @@ class Run:
             self.refusals.append(str(reason))
             self.console.print(f"[bold red]Not timed: {reason}.[/]")
             return
-        date, machine = datetime.date.today().isoformat(), _machine()
+        date, machine = datetime.date.today().isoformat(), description()
         for row in outcome.rows:
             row.date, row.machine, row.versions = date, machine, self.versions
         self.rows += outcome.rows

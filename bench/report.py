@@ -25,11 +25,11 @@ def _by_case(rows: Iterable[Row]) -> By:
     return found
 
 
-def _milliseconds(value: float) -> str:
+def milliseconds(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _times(ratio: float) -> str:
+def times(ratio: float) -> str:
     digits = 2 if ratio < 0.995 else 1 if ratio < 9.95 else 0
     return f"{ratio:.{digits}f}×"
 
@@ -42,8 +42,8 @@ def _figure(row: Row | None) -> str:
     """ "46 (5.2×)": milliseconds, and how many times ours."""
     if row is None or row.best_ms is None or row.ratio_to_ours is None:
         return NOTHING
-    ratio = f" ({_times(row.ratio_to_ours)})" if row.side != OURS else ""
-    return _milliseconds(row.best_ms) + ratio + _differs(row)
+    ratio = f" ({times(row.ratio_to_ours)})" if row.side != OURS else ""
+    return milliseconds(row.best_ms) + ratio + _differs(row)
 
 
 def _memory(row: Row | None) -> str:
@@ -88,7 +88,7 @@ def _what(row: Row) -> str:
     if row.side == OURS:
         return f"{_figure(row)} ms"
     if row.side == FLOOR:
-        return f"{1 / (row.ratio_to_ours or 1):.2f}× the floor of {_milliseconds(row.best_ms or 0)} ms"
+        return f"{1 / (row.ratio_to_ours or 1):.2f}× the floor of {milliseconds(row.best_ms or 0)} ms"
     return f"{row.side} takes {row.ratio_to_ours:.2f}× our time"
 
 
@@ -134,29 +134,34 @@ def _legend(rows: Sequence[Row]) -> str:
     if busy := sum(row.note.startswith(BUSY) for row in rows):
         sentences.append(f"{busy} of these cases were measured while other processes used the machine.")
     sentences += [
-        f"{row.work}: zeroing the output and reading dY once, and nothing else, takes {_milliseconds(row.best_ms)} ms."
+        f"{row.work}: zeroing the output and reading dY once, and nothing else, takes {milliseconds(row.best_ms)} ms."
         for row in rows
         if row.side == FLOOR and row.dtype == "float32" and row.best_ms is not None
     ]
     sentences += [
         "PyTorch has one GRU only, the one with linear_before_reset 1; both are compared with it.",
-        f"{_span(r.machine for r in rows)}, {_span(r.date for r in rows)}, `make bench`: "
-        f"{_span(r.versions for r in rows)}.",
+        f"{span(r.machine for r in rows)}, {span(r.date for r in rows)}, `make bench`: "
+        f"{span(r.versions for r in rows)}.",
     ]
     return "  \n".join(sentences)
 
 
-def _span(values: Iterable[str]) -> str:
+def span(values: Iterable[str]) -> str:
     """What all rows share, or everything that rows of several runs have."""
     return " and ".join(sorted(set(values)))
 
 
 def update_readme(rows: Sequence[Row]) -> bool:
     """Rewrites the block between the markers; False if README.md has none."""
+    return replace_block(BEGIN, END, markdown(rows))
+
+
+def replace_block(begin: str, end: str, words: str) -> bool:
+    """Puts words between two markers of README.md; False if it has none."""
     text = README.read_text(encoding="utf-8") if README.exists() else ""
-    if BEGIN not in text or END not in text:
+    if begin not in text or end not in text:
         return False
-    head, _, rest = text.partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    README.write_text(f"{head}{BEGIN}\n{markdown(rows)}\n{END}{tail}", encoding="utf-8")
+    head, _, rest = text.partition(begin)
+    _, _, tail = rest.partition(end)
+    README.write_text(f"{head}{begin}\n{words}\n{end}{tail}", encoding="utf-8")
     return True

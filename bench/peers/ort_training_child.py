@@ -3,12 +3,15 @@
 import os
 import pickle
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime
 from onnx import TensorProto, helper
 
+from bench.training_steps import ort_training_step
 from bench.turn import take_turn, wait_until_idle
 
 ELEMENT_TYPES = {
@@ -66,22 +69,26 @@ class OneNode:
 
 
 class Server:
-    """Holds one model at a time."""
+    """Holds one model at a time, ready to run."""
 
     def __init__(self) -> None:
-        self._model: OneNode | None = None
+        self._run: Callable[[], Any] | None = None
 
     def answer(self, message: dict[str, Any]) -> Any:
         if message["do"] == "version":
             return onnxruntime.__version__
         if message["do"] == "prepare":
-            self._model = None
+            self._run = None
             model = OneNode(message)
             model.run()
-            self._model = model
+            self._run = model.run
             return model.results()
-        assert self._model is not None
-        turn = take_turn(self._model.run, message["seconds"])
+        if message["do"] == "prepare training":
+            self._run = None
+            self._run = ort_training_step(Path(message["model"]), message["batch"], message["threads"])
+            return [self._run() for _ in range(message["steps"])]
+        assert self._run is not None
+        turn = take_turn(self._run, message["seconds"])
         wait_until_idle()
         return tuple(turn)
 

@@ -47,6 +47,12 @@ class OrtTrainingPeer:
         )
         return _ThereSide(self), results
 
+    def prepare_training(self, model: Path, batch: Mapping[str, Array], steps: int) -> tuple["_ThereSide", list[float]]:
+        """A training step of an .onnx file, and the losses of the first so many."""
+        message = {"do": "prepare training", "model": str(model), "batch": dict(batch), "steps": steps}
+        losses = self.ask({**message, "threads": self._threads})
+        return _ThereSide(self), losses
+
     def ask(self, message: Mapping[str, Any]) -> Any:
         """Sends one message and waits for its answer."""
         child = self._running()

@@ -1,0 +1,101 @@
+"""One training step, forward, backward and AdamW, as each side does it; runs in the peers' environment as well."""
+
+import contextlib
+import os
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+LEARNING_RATE, EPS, DECAY = 1e-4, 1e-8, 0.01
+Step = Callable[[], float]  # the loss before the update
+
+
+def onnxgrad_step(model: Path, batch: dict[str, Any], threads: int) -> Step:
+    """Ours."""
+    import onnxgrad
+
+    onnxgrad.set_num_threads(threads)
+    loss = onnxgrad.losses.CrossEntropy("logits")
+    trainer = onnxgrad.Trainer(model, loss, onnxgrad.optim.AdamW(lr=LEARNING_RATE, eps=EPS, weight_decay=DECAY))
+    return lambda: trainer.step(batch)
+
+
+def torch_step(module: Any, batch: dict[str, Any], threads: int) -> Step:
+    """PyTorch, eager."""
+    import torch
+
+    torch.set_num_threads(threads)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=LEARNING_RATE, eps=EPS, weight_decay=DECAY)
+    x, target = torch.from_numpy(batch["x"]), torch.from_numpy(batch["target"])
+
+    def step() -> float:
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(module(x), target)
+        loss.backward()
+        optimizer.step()
+        return float(loss.item())
+
+    return step
+
+
+def ort_training_step(model: Path, batch: dict[str, Any], threads: int) -> Step:
+    """The on-device training module of onnxruntime-training; its files go beside the model."""
+    import onnx
+    import onnxruntime
+
+    artifacts, api, onnxblock = _ort_training()
+    proto, folder = onnx.load(model), model.with_suffix(".artifacts")
+    folder.mkdir(exist_ok=True)
+    trained = [i.name for i in proto.graph.initializer if i.data_type == onnx.TensorProto.FLOAT and len(i.dims)]
+    with _quiet():
+        artifacts.generate_artifacts(
+            proto, requires_grad=trained, loss=artifacts.LossType.CrossEntropyLoss,
+            optimizer=onnxblock.optim.AdamW(eps=EPS, weight_decay=DECAY), artifact_directory=folder,
+        )  # fmt: skip
+        # The optimizer's model is written in the newest format that onnx has, which 1.19.2 does not read.
+        update = onnx.load(folder / "optimizer_model.onnx")
+        update.ir_version = proto.ir_version
+        onnx.save(update, folder / "optimizer_model.onnx")
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        state = api.CheckpointState.load_checkpoint(folder / "checkpoint")
+        module = api.Module(folder / "training_model.onnx", state, device="cpu", session_options=options)
+        optimizer = api.Optimizer(folder / "optimizer_model.onnx", module)
+    optimizer.set_learning_rate(LEARNING_RATE)
+    module.train()
+    x, target = batch["x"], batch["target"]
+
+    def step() -> float:
+        loss = module(x, target)
+        optimizer.step()
+        module.lazy_reset_grad()
+        return float(loss)
+
+    return step
+
+
+def _ort_training() -> tuple[Any, Any, Any]:
+    """Its modules; the package around them would import PyTorch, for parts that have no part in this."""
+    import onnxruntime
+
+    package = types.ModuleType("onnxruntime.training")
+    package.__path__ = [str(Path(onnxruntime.__file__).parent / "training")]
+    sys.modules.setdefault("onnxruntime.training", package)
+    from onnxruntime.training import api, artifacts, onnxblock
+
+    return artifacts, api, onnxblock
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without stderr: building the graph logs a line for every pass over it, whatever the level."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
