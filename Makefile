@@ -28,9 +28,10 @@ lint: .venv/ready
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
-# Speed against onnxruntime-training, PyTorch and NumPy, into bench/results.csv and the table of the README.
+# Speed against onnxruntime-training, PyTorch and NumPy, into bench/results.csv, bench/training.csv and the README.
 bench: .venv/ready .venv-peer/ready
 	$(PY) -m bench
+	$(PY) -m bench.training
 
 # docs/api.md, operators.md and rules.md, and the generated tables of other pages.
 docs: .venv/ready
