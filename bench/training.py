@@ -26,7 +26,7 @@ from bench.peers import ORT_TRAINING, TORCH, CannotRunError, HereSide, Side
 from bench.peers.ort_training_peer import INTERPRETER, OrtTrainingPeer
 from bench.quiet import NOTICEABLE, Neighbours
 from bench.results import BUSY
-from bench.training_cases import CASES, TrainingCase
+from bench.training_cases import CASES, OPSET, PEER_OPSET, TrainingCase
 from bench.training_memory import peak_bytes
 from bench.training_report import OURS, Row
 from bench.training_steps import onnxgrad_step, torch_step
@@ -51,7 +51,9 @@ class Contest:
     def run(self, case: TrainingCase, with_memory: bool) -> list[Row]:
         """Losses, time and memory of each side."""
         for size in ("full", "small"):
-            (self._folder / f"{case.name}-{size}.onnx").write_bytes(case.exported(getattr(case, size)))
+            for opset, side in ((OPSET, OURS), (PEER_OPSET, ORT_TRAINING)):
+                path = self._folder / f"{case.name}-{size}-{side}.onnx"
+                path.write_bytes(case.exported(getattr(case, size), opset))
             np.savez(self._folder / f"{case.name}-{size}.npz", **case.batch(getattr(case, size)))
         rows = {side: Row(case.name, case.work, side) for side in (OURS, ORT_TRAINING, TORCH)}
         sides = self._sides(case, rows)
@@ -71,15 +73,15 @@ class Contest:
         return list(rows.values())
 
     def _sides(self, case: TrainingCase, rows: dict[str, Row]) -> dict[str, Side]:
-        model, batch = self._folder / f"{case.name}-full.onnx", case.batch(case.full)
-        ours, theirs = (
-            onnxgrad_step(model, batch, self._threads),
-            torch_step(case.module(case.full), batch, self._threads),
-        )
+        batch = case.batch(case.full)
+        ours = onnxgrad_step(self._folder / f"{case.name}-full-{OURS}.onnx", batch, self._threads)
+        theirs = torch_step(case.module(case.full), batch, self._threads)
         sides: dict[str, Side] = {OURS: HereSide(ours), TORCH: HereSide(theirs)}
         losses = {OURS: [ours() for _ in range(STEPS)], TORCH: [theirs() for _ in range(STEPS)]}
         try:
-            sides[ORT_TRAINING], losses[ORT_TRAINING] = self.peer.prepare_training(model, batch, STEPS)
+            sides[ORT_TRAINING], losses[ORT_TRAINING] = self.peer.prepare_training(
+                self._folder / f"{case.name}-full-{ORT_TRAINING}.onnx", batch, STEPS
+            )
         except CannotRunError as reason:
             rows[ORT_TRAINING].note = str(reason)
         for side, found in losses.items():

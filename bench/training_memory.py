@@ -42,7 +42,7 @@ def _step(side: str, folder: Path, case: str, size: str, threads: int) -> Step:
         chosen = next(c for c in CASES if c.name == case)
         return torch_step(chosen.module(getattr(chosen, size)), batch, threads)
     make: Callable[..., Step] = ort_training_step if side == ORT_TRAINING else onnxgrad_step
-    return make(folder / f"{case}-{size}.onnx", batch, threads)
+    return make(folder / f"{case}-{size}-{side}.onnx", batch, threads)
 
 
 def main() -> None:

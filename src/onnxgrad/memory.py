@@ -7,6 +7,7 @@ the next one of about that size. While they wait the system may take them back w
 
 import contextlib
 import ctypes
+import gc
 import math
 import mmap
 import os
@@ -96,3 +97,10 @@ def allocate(shape: Sequence[int], dtype: np.dtype[Any]) -> tuple[Array, int]:
     owner: Any = (ctypes.c_char * size).from_buffer(pages)
     weakref.finalize(owner, _pages.give_back, pages).atexit = False
     return np.frombuffer(owner, np.uint8).view(dtype).reshape(shape), ZEROS if new else FRESH
+
+
+def give_back() -> None:
+    """Hands memory that nobody uses any more to the system: graphs, whose parts hold each other, and the C heap."""
+    gc.collect()
+    if hasattr(library := ctypes.CDLL(None), "malloc_trim"):  # glibc
+        library.malloc_trim(0)

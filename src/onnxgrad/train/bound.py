@@ -31,6 +31,9 @@ class BoundSession:
 
         options = register()
         options.intra_op_num_threads = get_num_threads()
+        # With a pattern, the second run takes all its memory at once, while that of the first stays in the arena: an
+        # encoder of 4 layers held 582 MB instead of 350, and was no faster.
+        options.enable_mem_pattern = False
         proto, weights = _apart(model)
         values = {name: _ort_value(array) for name, array in weights.items()}
         options.add_external_initializers(list(values), list(values.values()))

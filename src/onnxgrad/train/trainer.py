@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.differentiate import load
+from onnxgrad.memory import give_back
 from onnxgrad.saving import save
 from onnxgrad.tensor_types import Array
 from onnxgrad.train.bound import BoundSession
@@ -72,6 +73,7 @@ class Trainer:
         self._step = step_graph(model, loss, trainable)
         self._make_arrays()
         self._make_sessions(loss)
+        give_back()  # the graphs and weights that all this was made from
 
     def _make_arrays(self) -> None:
         weights: dict[str, Any] = {n: v.const_value for n, v in load(self._source).graph.initializers.items()}
