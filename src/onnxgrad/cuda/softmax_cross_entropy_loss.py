@@ -79,7 +79,8 @@ def _lines(
     for start in range(0, classes, LENGTH):
         here = exists[:, None] & (start + step < classes)[None, :]
         at = start_of[:, None] + ((start + step) * inner)[None, :]
-        probability = tl.exp(tl.load(log_prob + at, here, other=0).to(WORK))
+        # A sample that does not count has 0 in `each`; what it says, NaN maybe, is not read.
+        probability = tl.exp(tl.load(log_prob + at, here & counts[:, None], other=0).to(WORK))
         right = ((start + step)[None, :] == chosen[:, None]).to(WORK)
-        result = tl.where(counts[:, None], (probability - right) * each[:, None], 0)
+        result = (probability - right) * each[:, None]
         tl.store(d_logits + at, to_type(result, d_logits.dtype.element_ty), here)
