@@ -41,6 +41,10 @@ class Api:
         self._table = ctypes.cast(address, ctypes.POINTER(ctypes.c_void_p))
         self._functions: dict[tuple[str, int], Any] = {}
 
+    def function(self, name: str) -> int:
+        """The address of a function of the table."""
+        return self._table[SLOTS[name]] or 0
+
     def call(self, name: str, *arguments: Any) -> int:
         """Calls a function of the table with machine words or pointers; 0, or the address of a status."""
         function = self._functions.get((name, len(arguments)))

@@ -37,7 +37,7 @@ def register(options: Any = None) -> Any:
     options = onnxruntime.SessionOptions() if options is None else options
     if not isinstance(options, onnxruntime.SessionOptions):
         raise TypeError(f"register: options is a {type(options).__name__}, expected onnxruntime.SessionOptions")
-    library, path = _bridge()
+    library, path = bridge()
     with kernels.lock:
         library.onnxgrad_set_hook(_hook)
         options.register_custom_ops_library(path)
@@ -50,7 +50,7 @@ _failures: list[Exception] = []
 
 
 @functools.cache
-def _bridge() -> tuple[ctypes.CDLL, str]:
+def bridge() -> tuple[ctypes.CDLL, str]:
     """The library that onnxruntime loads, and its path: loaded twice it is still one."""
     found = sorted(Path(__file__).parent.glob("_bridge*.so")) + sorted(Path(__file__).parent.glob("_bridge*.pyd"))
     if not found:
@@ -71,7 +71,7 @@ def _domain(api_address: int) -> int:
 
         computes[CUDA] = _address_of(compute_on_cuda)
     api, domains = Api(api_address), {}
-    destroy = _address_of(_bridge()[0].onnxgrad_drop_kernel)
+    destroy = _address_of(bridge()[0].onnxgrad_drop_kernel)
     for op in OPERATORS.values():
         if op.domain not in domains:
             domain = ctypes.c_void_p()
