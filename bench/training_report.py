@@ -41,7 +41,7 @@ class Row:
         """For a file."""
         record = asdict(self)
         for name in _NUMBERS:
-            record[name] = "" if record[name] is None else f"{record[name]:.5g}"
+            record[name] = "" if record[name] is None else f"{record[name]:.6g}"
         record["passed"] = {True: "yes", False: "no", None: ""}[self.passed]
         return record
 
