@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from onnxgrad.cuda.core.activate import exp
 from onnxgrad.cuda.core.indices import BadIndex
 from onnxgrad.cuda.core.launch import ceil_div, counting_type, launch, power_of_two, to_type
 
@@ -60,7 +61,7 @@ def _lines(
         y = tl.load(Y + at, here, other=0).to(WORK)
         total += tl.sum(g if IS_LOG else g * y, 1)
         if ONE_TILE:
-            result = g - tl.exp(y) * total[:, None] if IS_LOG else y * (g - total[:, None])
+            result = g - exp(y) * total[:, None] if IS_LOG else y * (g - total[:, None])
             tl.store(dX + at, to_type(result, dX.dtype.element_ty), here)
     if not ONE_TILE:
         for start in range(0, size, LENGTH):
@@ -68,5 +69,5 @@ def _lines(
             at = first[:, None] + ((start + step) * inner)[None, :]
             g = tl.load(dY + at, here, other=0).to(WORK)
             y = tl.load(Y + at, here, other=0).to(WORK)
-            result = g - tl.exp(y) * total[:, None] if IS_LOG else y * (g - total[:, None])
+            result = g - exp(y) * total[:, None] if IS_LOG else y * (g - total[:, None])
             tl.store(dX + at, to_type(result, dX.dtype.element_ty), here)

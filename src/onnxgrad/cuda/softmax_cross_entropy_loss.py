@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from onnxgrad.cuda.core.activate import exp
 from onnxgrad.cuda.core.indices import BadIndex
 from onnxgrad.cuda.core.launch import ceil_div, counting_type, launch, power_of_two, to_type
 
@@ -80,7 +81,7 @@ def _lines(
         here = exists[:, None] & (start + step < classes)[None, :]
         at = start_of[:, None] + ((start + step) * inner)[None, :]
         # A sample that does not count has 0 in `each`; what it says, NaN maybe, is not read.
-        probability = tl.exp(tl.load(log_prob + at, here & counts[:, None], other=0).to(WORK))
+        probability = exp(tl.load(log_prob + at, here & counts[:, None], other=0).to(WORK))
         right = ((start + step)[None, :] == chosen[:, None]).to(WORK)
         result = (probability - right) * each[:, None]
         tl.store(d_logits + at, to_type(result, d_logits.dtype.element_ty), here)

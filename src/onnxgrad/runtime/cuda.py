@@ -125,7 +125,7 @@ def _launch(op: Any, call: _Call, outputs: list[Any], index: int) -> None:
     from onnxgrad.cuda.core.indices import BadIndex
 
     device = torch.device("cuda", index)
-    if not op.chooses_outputs and None in outputs:  # the kernel writes all of them
+    if not op.chooses_outputs and any(o is None for o in outputs):  # the kernel writes all of them
         outputs = [
             torch.empty(tuple(shape), dtype=_torch_type(dtype), device=device) if o is None else o
             for o, shape, dtype in zip(outputs, call.shapes, call.dtypes, strict=True)
