@@ -174,6 +174,7 @@ EXPECTED: dict[str, Callable[..., Expected]] = {
     "BroadcastGradientArgs": _exact,
     "SliceGrad": _exact,
     "SeededDropout": _exact,
+    "AllReduceSum": _exact,
     "GRUTraining": _recurrence,
     "GRUGrad": _recurrence,
     "LSTMTraining": _recurrence,

@@ -23,6 +23,7 @@ from onnxgrad import (
     slice_grad,
 )
 from onnxgrad.ops.activation import leaky_relu_grad, relu_grad, sigmoid_grad, tanh_grad
+from onnxgrad.ops.all_reduce import all_reduce_sum
 from onnxgrad.ops.average_pool import average_pool_grad
 from onnxgrad.ops.conv import conv_grad
 from onnxgrad.ops.dropout import dropout_grad, seeded_dropout
@@ -293,6 +294,15 @@ def _dropout_grad() -> Iterator[NodeCase]:
         yield NodeCase(dropout_grad, parameters, make)
 
 
+def _all_reduce_sum() -> Iterator[NodeCase]:
+    for dtype in (np.dtype(np.float32), np.dtype(np.float64)):
+
+        def make(dtype=dtype):
+            return (np.random.default_rng(0).standard_normal((3, 40)).astype(dtype),)
+
+        yield NodeCase(all_reduce_sum, {"type": str(dtype)}, make, {"group": 0})
+
+
 def _lstm_and_rnn() -> Iterator[NodeCase]:
     for dtype, direction, bare in itertools.product(FLOATS, gru_cases.DIRECTIONS, (False, True)):
         sizes = {"S": 4, "N": 3, "inputs": 5, "H": 6, "direction": direction, "lengths": not bare, "dtype": dtype.type}
@@ -331,6 +341,7 @@ CASES = [
     *_loss_grad(),
     *_pool_grads(),
     *_seeded_dropout(),
+    *_all_reduce_sum(),
     *_activation_grads(),
     *_dropout_grad(),
     *_gru(),

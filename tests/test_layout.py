@@ -47,8 +47,8 @@ def kernels_of(module):
     }
 
 
-# What only reads shapes runs on the host, wherever the arrays are.
-WITHOUT_CUDA = {"lstm", "rnn"}
+# What only reads shapes runs on the host, wherever the arrays are, and so does what talks to other processes.
+WITHOUT_CUDA = {"all_reduce", "lstm", "rnn"}
 ON_A_GPU = sorted({op.module for op in OPERATORS.values() if not op.on_host_only} - WITHOUT_CUDA)
 
 

@@ -26,6 +26,7 @@ from onnxgrad import (
     slice_grad,
 )
 from onnxgrad.op import OPERATORS
+from onnxgrad.ops.all_reduce import all_reduce_sum
 from onnxgrad.ops.average_pool import average_pool_grad
 from onnxgrad.ops.dropout import seeded_dropout
 from onnxgrad.ops.layer_normalization import layer_normalization_grad, simplified_layer_normalization_grad
@@ -105,8 +106,8 @@ def test_gradients_of_activations(case):
 
 
 @on_the_cpu
-@pytest.mark.parametrize("case", cases_of(lstm_training, lstm_grad, rnn_grad), ids=str)
-def test_lstm_and_rnn(case):
+@pytest.mark.parametrize("case", cases_of(lstm_training, lstm_grad, rnn_grad, all_reduce_sum), ids=str)
+def test_what_has_no_kernel_for_gpus(case):
     check_case(case)
 
 

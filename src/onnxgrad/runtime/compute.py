@@ -13,6 +13,7 @@ from numba import types
 from numba.core import cgutils
 from numba.np.numpy_support import carray
 
+from onnxgrad.cpu.core.call import INT64, invoke
 from onnxgrad.cpu.core.jit import c_function, inlined, int64, machine_code, native
 from onnxgrad.runtime.api import SLOTS
 
@@ -31,19 +32,6 @@ KEY_ROOM = 1024  # words; a node whose shapes take more is refused
 GET_INPUT, GET_OUTPUT = SLOTS["KernelContext_GetInput"], SLOTS["KernelContext_GetOutput"]
 GET_SHAPE, GET_DATA = SLOTS["GetTensorElementTypeAndShapeDataReference"], SLOTS["GetTensorMutableData"]
 PARALLEL_FOR = SLOTS["KernelContext_ParallelFor"]
-INT64 = ir.IntType(64)
-
-
-@machine_code
-def invoke(typing_context: Any, address: Any, arguments: Any) -> Any:
-    """Calls the C function at an address with machine words, and gives the word it returns."""
-
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
-        count = len(arguments.types)
-        function = builder.inttoptr(values[0], ir.FunctionType(INT64, [INT64] * count).as_pointer())
-        return builder.call(function, cgutils.unpack_tuple(builder, values[1], count))
-
-    return types.int64(types.int64, arguments), generate
 
 
 @machine_code

@@ -1,5 +1,6 @@
 """Batches: what goes into one step, checked against the inputs of the session; and arrays cut into shuffled batches."""
 
+import itertools
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -27,6 +28,11 @@ class BatchChecker:
         """`inputs` are the session's own descriptions of its inputs; with `on_gpu` tensors there are taken as well."""
         self._on_gpu = on_gpu
         self._expected = {i.name: (_numpy_type(i), list(i.shape)) for i in inputs}
+
+    @property
+    def dims(self) -> dict[str, Sequence[Any]]:
+        """The declared dimensions of each input."""
+        return {name: shape for name, (_, shape) in self._expected.items()}
 
     def __call__(self, batch: Batch) -> dict[str, Any]:
         if not isinstance(batch, Mapping):
@@ -82,6 +88,22 @@ def _numpy_type(described: Any) -> np.dtype[Any]:
     return found
 
 
+class LocalBatch(dict[str, Any]):
+    """What one rank has of a batch, where several train together.
+
+    `examples` is 0 for a rank that has none: what it holds then is somebody else's, to take part with.
+    """
+
+    def __init__(self, arrays: Batch, examples: int | None = None) -> None:
+        super().__init__(arrays)
+        self.examples = examples
+
+
+def part_of(examples: int, rank: int, size: int) -> slice:
+    """Which examples of a batch are a rank's: as many as the others have, give or take one, in their order."""
+    return slice(examples * rank // size, examples * (rank + 1) // size)
+
+
 class Batches:
     """Arrays of examples, cut into batches of `size`, in a new random order each time they are gone through.
 
@@ -109,13 +131,41 @@ class Batches:
 
     def starting_at(self, first: int) -> Iterator[dict[str, Array]]:
         """Goes through it once, without the first batches; a class of yours that changes batches overrides this."""
+        for chosen in itertools.islice(self._chosen(), first, None):
+            yield {name: a[chosen] for name, a in self.arrays.items()}
+
+    def parts(self, rank: int, size: int, first: int = 0) -> Iterator[Batch]:
+        """Goes through one rank's part of every batch, leaving out the first ones; whole ones where a class made them."""
+        if self._is_changed:
+            yield from self.starting_at(first)
+            return
+        for chosen in itertools.islice(self._chosen(), first, None):
+            mine = part_of(len(chosen), rank, size)
+            examples = mine.stop - mine.start
+            here = chosen[mine] if examples else chosen[:1]
+            yield LocalBatch({name: a[here] for name, a in self.arrays.items()}, examples)
+
+    def turns(self, rank: int, size: int) -> Iterator[Batch]:
+        """Goes through the batches that are one rank's turn."""
+        if self._is_changed:
+            yield from itertools.islice(self.starting_at(0), rank, None, size)
+            return
+        for chosen in itertools.islice(self._chosen(), rank, None, size):
+            yield {name: a[chosen] for name, a in self.arrays.items()}
+
+    @property
+    def _is_changed(self) -> bool:
+        """Whether batches are what a class of the user's makes of them, so that only it can make them."""
+        return type(self).starting_at is not Batches.starting_at
+
+    def _chosen(self) -> Iterator[Array]:
+        """The examples of each batch, by their numbers."""
         order = np.arange(self.examples)
         if self.shuffle:
             order = np.random.default_rng([self.seed, self.epoch]).permutation(self.examples)
         self.epoch += 1
-        for k in range(first, len(self)):
-            chosen = order[k * self.size : (k + 1) * self.size]
-            yield {name: a[chosen] for name, a in self.arrays.items()}
+        for k in range(len(self)):
+            yield order[k * self.size : (k + 1) * self.size]
 
 
 def _arrays(data: Any) -> dict[str, Array]:

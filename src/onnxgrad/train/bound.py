@@ -1,6 +1,6 @@
 """A session whose weights and gradients are arrays of ours: bound once, read and written in place."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -55,11 +55,24 @@ class BoundSession:
         free_inputs = [i for i in self._session.get_inputs() if i.name not in inputs]
         self._check = BatchChecker(free_inputs, on_gpu=device.name == "cuda")
 
-    def run(self, batch: Mapping[str, Any]) -> dict[str, Array]:
-        """One run. The bound outputs are where they are bound to."""
+    @property
+    def dims(self) -> dict[str, Sequence[Any]]:
+        """The dimensions that inputs which are not bound are declared with."""
+        return self._check.dims
+
+    def checked(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """A batch as arrays that `run` takes as they are."""
         arrays = self._check(batch)
         if self._look is not None:
             self._look(arrays)
+        return arrays
+
+    def run(self, batch: Mapping[str, Any]) -> dict[str, Array]:
+        """One run. The bound outputs are where they are bound to."""
+        return self.run_checked(self.checked(batch))
+
+    def run_checked(self, arrays: Mapping[str, Any]) -> dict[str, Array]:
+        """One run, of arrays that were checked."""
         for name, array in arrays.items():
             self._binding.bind_input(name, *_place(array, self._device), *_described(array, self._device))
         for name in self._free:

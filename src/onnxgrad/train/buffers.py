@@ -22,9 +22,14 @@ class Part(NamedTuple):
 
 
 class Buffers:
-    """The parameters, side by side; parts begin on cache lines, so there are gaps, which stay zero."""
+    """The parameters, side by side; parts begin on cache lines, so there are gaps, which stay zero.
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]], dtype: Any, device: Device | None = None) -> None:
+    `blocks` is how many equal blocks the arrays can be cut into, one for each rank; no piece is of two blocks.
+    """
+
+    def __init__(
+        self, shapes: Mapping[str, tuple[int, ...]], dtype: Any, device: Device | None = None, blocks: int = 1
+    ) -> None:
         if not shapes:
             raise ValueError("a trainer needs at least one parameter")
         self.device, self.dtype = device or Cpu(), np.dtype(dtype)
@@ -33,7 +38,8 @@ class Buffers:
         for name, shape in shapes.items():
             self.parts.append(Part(name, at, shape))
             at += -(-self.parts[-1].size // step) * step
-        self.length = at
+        self.block = -(-at // (step * blocks)) * step
+        self.length = self.block * blocks
         self.data = self.new()
         self.grad = self.new()
 
@@ -53,11 +59,21 @@ class Buffers:
         """All of them, by name."""
         return {part.name: self.view(array, part) for part in self.parts}
 
-    def pieces(self, group_of: Mapping[str, int]) -> Any:
-        """(start, stop, group, number of the parameter) for each task; no piece is of two parameters."""
-        return self.device.from_numpy(np.array(list(self._pieces(group_of)), np.int64).reshape(-1, 4))
+    def pieces(self, group_of: Mapping[str, int], block: int | None = None) -> Any:
+        """(start, stop, group, number of the parameter) for each task; no piece is of two parameters.
+
+        With `block` those of one block, counted from its start.
+        """
+        found = np.array(list(self._pieces(group_of)), np.int64).reshape(-1, 4)
+        if block is not None:
+            found = found[found[:, 0] // self.block == block]
+            found[:, :2] -= block * self.block
+        return self.device.from_numpy(found)
 
     def _pieces(self, group_of: Mapping[str, int]) -> Iterator[tuple[int, int, int, int]]:
         for number, part in enumerate(self.parts):
-            for start in range(part.start, part.start + part.size, self.device.piece):
-                yield start, min(start + self.device.piece, part.start + part.size), group_of[part.name], number
+            start, end = part.start, part.start + part.size
+            while start < end:
+                stop = min(start + self.device.piece, end, (start // self.block + 1) * self.block)
+                yield start, stop, group_of[part.name], number
+                start = stop

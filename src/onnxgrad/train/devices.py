@@ -31,6 +31,12 @@ class Device(Protocol):
     def copy(self, target: Any, source: Any) -> None:
         """target[...] = source; the source may be of NumPy."""
 
+    def staging(self, length: int, dtype: Any) -> Array | None:
+        """A vector on the host for `fetch`; None where arrays are there anyway."""
+
+    def fetch(self, target: Array, source: Any) -> None:
+        """Copies what is on the device into a vector that `staging` gave."""
+
     def address(self, array: Any) -> int:
         """Of its first element."""
 
@@ -63,6 +69,12 @@ class Cpu:
     def copy(self, target: Array, source: Array) -> None:
         target[...] = source
 
+    def staging(self, length: int, dtype: Any) -> Array | None:
+        return None
+
+    def fetch(self, target: Array, source: Array) -> None:
+        target[...] = source
+
     def address(self, array: Array) -> int:
         return array.ctypes.data
 
@@ -82,7 +94,7 @@ class Cuda:
     name = "cuda"
     piece = 1 << 12
 
-    def __init__(self) -> None:
+    def __init__(self, place: int | None = None) -> None:
         try:
             import torch
         except ImportError as error:
@@ -96,6 +108,8 @@ class Cuda:
                 "Trainer: device is 'cuda', but this onnxruntime has no CUDA provider: install onnxruntime-gpu in "
                 "place of onnxruntime"
             )
+        if place is not None:
+            torch.cuda.set_device(place % torch.cuda.device_count())
         if hasattr(onnxruntime, "preload_dlls"):
             onnxruntime.preload_dlls()  # the libraries of CUDA that torch brought
         self._torch, self._where, self._stream = torch, "cuda", torch.cuda.Stream()
@@ -124,6 +138,13 @@ class Cuda:
             source = self._torch.from_numpy(np.array(source))
         target.copy_(source)
 
+    def staging(self, length: int, dtype: Any) -> Array | None:
+        pinned: Array = self._torch.zeros(length, dtype=self._kind(dtype), pin_memory=True).numpy()
+        return pinned
+
+    def fetch(self, target: Array, source: Any) -> None:
+        self._torch.from_numpy(target).copy_(source)
+
     def address(self, array: Any) -> int:
         return int(array.data_ptr())
 
@@ -141,10 +162,10 @@ class Cuda:
         outside.wait_stream(self._stream)
 
 
-def device_of(name: str) -> Device:
-    """The device of that name."""
+def device_of(name: str, place: int | None = None) -> Device:
+    """The device of that name; of several GPUs the one for a process that has this place on its machine."""
     if name == "cpu":
         return Cpu()
     if name == "cuda":
-        return Cuda()
+        return Cuda(place)
     raise ValueError(f"Trainer: device is {name!r}, expected 'cpu' or 'cuda'")

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 from onnxgrad.train.batches import Batches
 from onnxgrad.train.interruption import Interrupted, Interruption
 from onnxgrad.train.progress import Progress
+from onnxgrad.train.ranks import Alone, on_every_rank
 
 if TYPE_CHECKING:
-    from onnxgrad.train.trainer import Metric, Trainer
+    from onnxgrad.train.evaluation import Metric
+    from onnxgrad.train.trainer import Trainer
 
 STOPPED = Path("onnxgrad-stopped.safetensors")  # where a run without a checkpoint leaves its state
 Log = Callable[[dict[str, Any]], None]
@@ -65,6 +67,9 @@ class Plan:
                 raise ValueError(f"fit: {name} is {value!r}, expected a number of at least {least}")
         if self.save_every is not None and self.checkpoint is None:
             raise ValueError("fit: save_every needs the name of a checkpoint")
+
+    def expect_place(self) -> None:
+        """Raises one sentence if no checkpoint can be written where it belongs."""
         if self.checkpoint is not None and not self.checkpoint.parent.is_dir():
             raise FileNotFoundError(
                 f"fit: {str(self.checkpoint.parent)!r} is no folder, so no checkpoint can be written there"
@@ -74,19 +79,23 @@ class Plan:
 def fit(trainer: "Trainer", plan: Plan, place: Place, quiet: bool) -> list[Record]:
     """Runs the plan from a place, which moves along; it is the trainer's, whose checkpoints contain it."""
     records = []
-    with Progress(quiet) as progress, Interruption() as interruption:
+    ranks = trainer.ranks
+    with Progress(quiet or not ranks.is_first) as progress, Interruption(quiet=not ranks.is_first) as interruption:
+        ranks.heed(interruption)
         try:
             while place.epoch < plan.epochs:
-                records.append(_epoch(trainer, plan, place, progress, interruption))
-                if interruption.received:
+                records.append(_epoch(trainer, plan, place, progress))
+                if ranks.agree_to_stop():
                     raise _Signalled
         except _Signalled:
-            assert interruption.received is not None
-            raise _interrupted(trainer, plan, interruption.received) from None
+            assert ranks.stop is not None
+            raise on_every_rank(_interrupted(trainer, plan, ranks.stop)) from None
         except TrainingStoppedError as error:
             where = _leave_state(trainer, plan)
             error.args = (f"{error.args[0]}; {where}",)
             raise
+        finally:
+            ranks.heed(None)
     return records
 
 
@@ -94,11 +103,12 @@ class _Signalled(Exception):  # noqa: N818, nothing went wrong
     """A signal has come, and the step is complete."""
 
 
-def _epoch(trainer: "Trainer", plan: Plan, place: Place, progress: Progress, interruption: Interruption) -> Record:
+def _epoch(trainer: "Trainer", plan: Plan, place: Place, progress: Progress) -> Record:
     start = time.perf_counter()
     length = len(plan.batches) if isinstance(plan.batches, Sized) else None
     progress.start_epoch(place.epoch + 1, plan.epochs, length, place.batches)
-    for batch in _rest_of_epoch(plan.batches, place):
+    ranks = trainer.ranks
+    for batch in ranks.each(_rest_of_epoch(plan.batches, place, ranks)):
         before = trainer.steps
         loss = trainer.step(batch)
         place.batches += 1
@@ -114,10 +124,11 @@ def _epoch(trainer: "Trainer", plan: Plan, place: Place, progress: Progress, int
             place.waiting, place.waiting_total = 0, 0.0
             if plan.checkpoint is not None and plan.save_every and trainer.steps % plan.save_every == 0:
                 trainer.save(plan.checkpoint)
-        if interruption.received:
+        if ranks.stop:
             raise _Signalled
     if not place.batches:
-        raise ValueError("fit: there are no batches; an iterator is used up after one epoch")
+        raise on_every_rank(ValueError("fit: there are no batches; an iterator is used up after one epoch"))
+    trainer.expect_no_drift()
     found = {} if plan.validation is None else trainer.evaluate(plan.validation, plan.metrics)
     seconds = time.perf_counter() - start
     record = Record(place.epoch + 1, trainer.steps, place.total / place.batches, seconds, found)
@@ -131,12 +142,14 @@ def _epoch(trainer: "Trainer", plan: Plan, place: Place, progress: Progress, int
     return record
 
 
-def _rest_of_epoch(batches: Iterable[Mapping[str, Any]], place: Place) -> Iterator[Mapping[str, Any]]:
-    """The batches that an epoch has left; those of Batches in the order they would have come."""
+def _rest_of_epoch(batches: Iterable[Mapping[str, Any]], place: Place, ranks: Alone) -> Iterator[Mapping[str, Any]]:
+    """The batches that an epoch has left; those of Batches in the order they would have come, a rank's part of each."""
     if isinstance(batches, Batches):
         if place.batches or place.passes > batches.epoch:
             batches.epoch = place.passes
         place.passes = batches.epoch
+        if not ranks.is_alone:
+            return batches.parts(ranks.rank, ranks.size, place.batches)
         return batches.starting_at(place.batches)
     return islice(iter(batches), place.batches, None)
 

@@ -6,6 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.graph.builder import MICROSOFT
+from onnxgrad.train.shares import COUNT, FIRST
 
 STANDARD = ("", "ai.onnx")
 SEED = "dropout_seed"  # an input of the training form
@@ -21,10 +22,11 @@ class Statistics:
     following: tuple[str, str]
 
 
-def to_training_form(graph: ir.Graph) -> list[Statistics]:
+def to_training_form(graph: ir.Graph, place: ir.Value | None = None) -> list[Statistics]:
     """Switches Dropout and BatchNormalization to training; gives the running statistics, which become outputs.
 
-    Dropout then depends on the input SEED, so that a run can be repeated and resumed.
+    Dropout then depends on the input SEED, so that a run can be repeated and resumed. `place` says which examples of a
+    batch these are, if not all (shares.py): what is dropped of them is what would be dropped of them in the whole.
     """
     found = []
     dropouts = [n for n in graph if n.op_type == "Dropout" and n.domain in STANDARD]
@@ -32,7 +34,7 @@ def to_training_form(graph: ir.Graph) -> list[Statistics]:
         seed = ir.Value(name=SEED, shape=ir.Shape([1]), type=ir.TensorType(ir.DataType.INT64))
         graph.inputs.append(seed)
         for number, node in enumerate(dropouts):
-            _drop_by_seed(graph, node, seed, number)
+            _drop_by_seed(graph, node, seed, number, place)
     for node in list(graph):
         if node.domain not in STANDARD:
             continue
@@ -66,22 +68,47 @@ def to_inference_form(graph: ir.Graph) -> None:
                     graph.initializers.pop(str(value.name), None)
 
 
-def _drop_by_seed(graph: ir.Graph, node: ir.Node, seed: ir.Value, number: int) -> None:
+def _drop_by_seed(graph: ir.Graph, node: ir.Node, seed: ir.Value, number: int, place: ir.Value | None) -> None:
     """Puts SeededDropout in place of a Dropout; each node draws from numbers of its own."""
     ratio = _constant(node, 1, 0.5, "ratio")
     if len(node.outputs) > 1 and (node.outputs[1].uses() or node.outputs[1].is_graph_output()):
         raise ValueError(f"the model uses the mask of Dropout (node {node.name!r}): it cannot be trained")
-    own = ir.Node("", "Constant", [], [ir.AttrTensor("value", ir.Tensor(np.array([number * APART])))], num_outputs=1)
-    total = ir.Node("", "Add", [seed, own.outputs[0]], num_outputs=1)
-    drop = ir.Node(
-        MICROSOFT, "SeededDropout", [node.inputs[0], total.outputs[0]], [ir.AttrFloat32("ratio", ratio)], num_outputs=1
-    )
-    for made, what in ((own, "number"), (total, "seed"), (drop, "drop")):
-        made.name = made.outputs[0].name = f"{node.name}_{what}"
-        graph.insert_before(node, made)
-    for made in (own, total):
-        made.outputs[0].type, made.outputs[0].shape = seed.type, seed.shape
+    data = node.inputs[0]
+    assert data is not None
+    seeds = _Integers(graph, node)
+    total = seeds.made("seed", "Add", seed, seeds.constant("number", [number * APART]))
+    # Draws follow the elements, so a part draws what the whole draws from the part's first element on. What has no free
+    # dimension, a weight say, is not an example's.
+    if place is not None and not (data.shape is not None and data.shape.is_static()):
+        first, count = (seeds.made(name, "Gather", place, seeds.constant(f"{name}_at", [at]))
+                        for name, at in (("first", FIRST), ("count", COUNT)))  # fmt: skip
+        elements = seeds.made("elements", "Mul", seeds.made("size", "Size", data), first)
+        total = seeds.made("seed_here", "Add", total, seeds.made("before", "Div", elements, count))
+    drop = ir.Node(MICROSOFT, "SeededDropout", [data, total], [ir.AttrFloat32("ratio", ratio)], num_outputs=1)
+    drop.name = drop.outputs[0].name = f"{node.name}_drop"
+    graph.insert_before(node, drop)
     _replace(graph, node, drop.outputs[0])
+
+
+class _Integers:
+    """Computes with a few integers, before a node."""
+
+    def __init__(self, graph: ir.Graph, node: ir.Node) -> None:
+        self._graph, self._node = graph, node
+
+    def constant(self, name: str, numbers: list[int]) -> ir.Value:
+        return self._added(ir.Node("", "Constant", [], [ir.AttrTensor("value", ir.Tensor(np.array(numbers)))]), name)
+
+    def made(self, name: str, op_type: str, *inputs: ir.Value) -> ir.Value:
+        return self._added(ir.Node("", op_type, inputs), name)
+
+    def _added(self, made: ir.Node, name: str) -> ir.Value:
+        (result,) = made.outputs
+        made.name = result.name = f"{self._node.name}_{name}"
+        result.type = ir.TensorType(ir.DataType.INT64)
+        result.shape = ir.Shape([] if made.op_type == "Size" else [1])
+        self._graph.insert_before(self._node, made)
+        return result
 
 
 def _constant(node: ir.Node, at: int, default: float, what: str) -> float:

@@ -12,6 +12,8 @@ from onnxgrad.graph.recognition import recognise_gelu
 from onnxgrad.prepared import finish, prepare
 from onnxgrad.train.forms import SEED, Statistics, to_inference_form, to_training_form
 from onnxgrad.train.losses import Total, append_loss
+from onnxgrad.train.shares import PLACE, WEIGHTS
+from onnxgrad.train.statistics import measure_together
 
 
 class StepGraph(NamedTuple):
@@ -33,14 +35,26 @@ class EvaluationGraph(NamedTuple):
     predictions: list[str]
 
 
-def step_graph(model: Any, loss: Total | str, trainable: str | Sequence[str] | None) -> StepGraph:
-    """Training form, loss, gradients."""
+def step_graph(
+    model: Any, loss: Total | str, trainable: str | Sequence[str] | None, group: int | None = None
+) -> StepGraph:
+    """Training form, loss, gradients.
+
+    With the number of a `group` of ranks (ops/all_reduce.py), of one rank's part of a batch.
+    """
     prepared = prepare(load(model))
     graph = prepared.model.graph
-    statistics = to_training_form(graph)
+    weights = place = None
+    if group is not None:
+        count = 1 if isinstance(loss, str) else len(loss.parts)
+        weights = _new_input(graph, WEIGHTS, ir.DataType.DOUBLE, count)
+        place = _new_input(graph, PLACE, ir.DataType.INT64, 3)
+    statistics = to_training_form(graph, place)
     builder = Builder(graph, prepared.opsets)
     recognise_gelu(builder)
-    name = _make_output(builder, append_loss(builder, loss))
+    if group is not None and place is not None:
+        measure_together(builder, statistics, place, group)
+    name = _make_output(builder, append_loss(builder, loss, weights))
     drops = any(v.name == SEED for v in graph.inputs)
     loss_value = next(v for v in graph.outputs if v.name == name)
     parameters = _parameters(graph, loss_value, trainable)
@@ -53,6 +67,12 @@ def step_graph(model: Any, loss: Total | str, trainable: str | Sequence[str] | N
         final.outputs.remove(value)
     _weights_to_inputs(final, [n for s in statistics for n in s.current])
     return StepGraph(made.model, name, made.gradients, statistics, drops, wide)
+
+
+def _new_input(graph: ir.Graph, name: str, dtype: ir.DataType, length: int) -> ir.Value:
+    value = ir.Value(name=name, shape=ir.Shape([length]), type=ir.TensorType(dtype))
+    graph.inputs.append(value)
+    return value
 
 
 def evaluation_graph(model: Any, loss: Total | str, step: StepGraph) -> EvaluationGraph:

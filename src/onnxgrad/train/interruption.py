@@ -21,10 +21,11 @@ class Interrupted(KeyboardInterrupt):
 class Interruption:
     """While it is entered, the first signal is only noted, in `received`; a second Ctrl-C acts at once.
 
-    Signals are the main thread's business: in any other this does nothing.
+    Signals are the main thread's business: in any other this does nothing. With `quiet` it says nothing.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, quiet: bool = False) -> None:
+        self._quiet = quiet
         self.received: str | None = None
         self._before: dict[int, Any] = {}
 
@@ -42,5 +43,7 @@ class Interruption:
         if self.received is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.received = signal.Signals(number).name
+        if self._quiet:
+            return
         with contextlib.suppress(OSError, ValueError):  # nobody may be listening any more
             print("\nstopping when this step is done; Ctrl-C again stops at once", file=sys.stderr, flush=True)

@@ -63,6 +63,21 @@ class Loss(Total):
         """The loss, a scalar, as nodes: written with + - * / **, comparisons and `onnxgrad.rules.op`."""
         raise NotImplementedError
 
+    # What a batch's loss is when ranks have a part of the batch each: the sum of their losses, each times a weight.
+
+    def as_part(self) -> "Loss":
+        """The loss of a part that is weighted: by its examples, unless `count` says otherwise."""
+        return self
+
+    def count(self, target: Array) -> float | None:
+        """What the mean over these targets divides by, where not all examples count the same."""
+        return None
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether the loss of a batch is the sum of those of its parts."""
+        return getattr(self, "reduction", "mean") == "sum"
+
 
 def _parts(total: Total) -> tuple[Loss, ...]:
     if not isinstance(total, Total):
@@ -158,6 +173,24 @@ class CrossEntropy(Loss):
             raise ValueError(f"CrossEntropy: label_smoothing is {self.label_smoothing!r}, expected 0 to 1")
         if self.probabilities and self.ignore_index is not None:
             raise ValueError("CrossEntropy: ignore_index is for class numbers, the targets are probabilities")
+
+    @property
+    def _counts_targets(self) -> bool:
+        """Whether the mean depends on which classes the targets are."""
+        some = self.ignore_index is not None or self.weights is not None
+        return some and self.reduction == "mean" and not self.probabilities
+
+    def as_part(self) -> Loss:
+        # A part may have no target that counts, and its mean would be 0 / 0; its sum is 0.
+        return replace(self, reduction="sum") if self._counts_targets else self
+
+    def count(self, target: Array) -> float | None:
+        if not self._counts_targets:
+            return None
+        counted = target[target != self.ignore_index] if self.ignore_index is not None else target
+        if self.weights is None:
+            return float(counted.size)
+        return float(np.asarray(self.weights, np.float64)[counted].sum())
 
     def _axis(self, prediction: Tensor) -> int:
         if not -prediction.rank <= self.axis < prediction.rank:
@@ -309,18 +342,24 @@ class Custom(Loss):
         return self.function(prediction, target)
 
 
-def append_loss(builder: Builder, loss: Total | str) -> ir.Value:
-    """Adds the loss to the graph, with an input for each target; gives its value."""
+def append_loss(builder: Builder, loss: Total | str, weights: ir.Value | None = None) -> ir.Value:
+    """Adds the loss to the graph, with an input for each target; gives its value.
+
+    With `weights`, one for each part of the loss, that of one rank's part of a batch.
+    """
     outputs = {str(v.name): v for v in builder.graph.outputs}
     if isinstance(loss, str):
         if loss not in outputs:
             raise ValueError(f"loss is {loss!r}, expected an output of the model ({', '.join(outputs)}) or a loss")
         if builder.tensor(outputs[loss]).shape not in ((), (1,)):
             raise ValueError(f"the output {loss!r} has shape {list(outputs[loss].shape or '?')}, a loss is one number")
-        return outputs[loss]
+        if weights is None:
+            return outputs[loss]
+        with builder.at_work(f"{loss}_weighted"):
+            return _weighted(builder.tensor(outputs[loss]), builder.tensor(weights), 0).value
     targets: dict[str, Tensor] = {}
     total: Tensor | None = None
-    for part in _parts(loss):
+    for number, part in enumerate(_parts(loss)):
         if part.prediction not in outputs:
             raise ValueError(
                 f"{type(part).__name__}: {part.prediction!r} is no output of the model, expected {', '.join(outputs)}"
@@ -329,12 +368,21 @@ def append_loss(builder: Builder, loss: Total | str) -> ir.Value:
         with builder.at_work(f"{part.prediction}_loss"):
             if part.target not in targets:
                 targets[part.target] = _target_input(builder, part, prediction)
-            value = part.formula(prediction, targets[part.target]) * part.share
+            if weights is None:
+                value = part.formula(prediction, targets[part.target])
+            else:
+                value = part.as_part().formula(prediction, targets[part.target])
+                value = _weighted(value, builder.tensor(weights), number)
+            value = value * part.share
             total = value if total is None else total + value
     assert total is not None
     if total.shape not in ((), (1,)):
         raise ValueError(f"the loss has shape {list(total.shape or '?')}, expected a scalar: reduce it")
     return total.value
+
+
+def _weighted(loss: Tensor, weights: Tensor, number: int) -> Tensor:
+    return loss * op.CastLike(op.Gather(weights, number, axis=0), loss)
 
 
 def _target_input(builder: Builder, part: Loss, prediction: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ import numpy as np
 
 from onnxgrad.tensor_types import Array
 from onnxgrad.train.buffers import Buffers
+from onnxgrad.train.ranks import Ranks
 
 Groups = Mapping[str, Mapping[str, Any]]
 
@@ -61,9 +62,9 @@ class Optimizer:
         """Its settings, without the groups."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "groups"}
 
-    def start(self, buffers: Buffers) -> "OptimizerState":
-        """The state before the first step."""
-        return OptimizerState(self, buffers)
+    def start(self, buffers: Buffers, ranks: Ranks | None = None) -> "OptimizerState":
+        """The state before the first step; with `ranks`, of this rank's block of the parameters alone."""
+        return OptimizerState(self, buffers, ranks)
 
     def hyper(self, numbers: Mapping[str, Any], lr: float, step: int) -> tuple[float, ...]:
         """A row of numbers for the kernel."""
@@ -86,11 +87,18 @@ class Optimizer:
 
 
 class OptimizerState:
-    """An optimizer at work on a model: its arrays, and how many steps it has made."""
+    """An optimizer at work on a model: its arrays, and how many steps it has made.
 
-    def __init__(self, optimizer: Optimizer, buffers: Buffers) -> None:
-        self.optimizer, self.buffers, self.steps = optimizer, buffers, 0
-        self.slots = {slot: buffers.new(optimizer.initial(slot)) for slot in optimizer.slots if optimizer.needs(slot)}
+    `data` and `grad` are what it updates and by what; with `ranks` one block of the parameters, and so are the slots.
+    """
+
+    def __init__(self, optimizer: Optimizer, buffers: Buffers, ranks: Ranks | None = None) -> None:
+        self.optimizer, self.buffers, self.steps, self._ranks = optimizer, buffers, 0, ranks
+        self.data, self.grad = buffers.data, buffers.grad
+        if ranks is not None:
+            self.data = buffers.data[ranks.rank * buffers.block : (ranks.rank + 1) * buffers.block]
+            self.grad = self.new()
+        self.slots = {slot: self.new(optimizer.initial(slot)) for slot in optimizer.slots if optimizer.needs(slot)}
         self._nothing = buffers.device.zeros(0, buffers.dtype)
         patterns = list(optimizer.groups)
         unused = [p for p in patterns if not any(fnmatch.fnmatchcase(part.name, p) for part in buffers.parts)]
@@ -100,9 +108,26 @@ class OptimizerState:
         for part in buffers.parts:  # the first pattern that matches; the last group is everybody else's
             matching = (k for k, pattern in enumerate(patterns) if fnmatch.fnmatchcase(part.name, pattern))
             group_of[part.name] = next(matching, len(patterns))
-        self.pieces = buffers.pieces(group_of)
+        self.pieces = buffers.pieces(group_of, None if ranks is None else ranks.rank)
+        self.all_pieces = self.pieces if ranks is None else buffers.pieces(group_of)
         self.numbers = [*({**optimizer.numbers, **changed} for changed in optimizer.groups.values()), optimizer.numbers]
         self.spare: dict[str, Any] = {}  # working memory of a kernel
+
+    def new(self, fill: float = 0.0) -> Any:
+        """An array as long as what it updates."""
+        if self._ranks is None:
+            return self.buffers.new(fill)
+        result = self.buffers.device.zeros(self.buffers.block, self.buffers.dtype)
+        if fill:
+            result[...] = fill
+        return result
+
+    def of_all_pieces(self, of_mine: Any) -> Any:
+        """What ranks have computed for each of their pieces, for the pieces of all of them."""
+        if self._ranks is None:
+            return of_mine
+        device = self.buffers.device
+        return device.from_numpy(self._ranks.one_after_another(device.to_numpy(of_mine)))
 
     def step(self, rate: float = 1.0) -> None:
         """One update by the gradients in the buffers; `rate` is what a schedule multiplies the learning rates with."""
@@ -113,7 +138,7 @@ class OptimizerState:
     def launch(self, kernel: str, hyper: Array, *rest: Any) -> None:
         """A kernel over all parameters, with the slots, empty where they are not needed, and what else it takes."""
         slots = [self.slots.get(slot, self._nothing) for slot in self.optimizer.slots]
-        self.buffers.device.run(kernel, self.pieces, hyper, self.buffers.data, self.buffers.grad, *slots, *rest)
+        self.buffers.device.run(kernel, self.pieces, hyper, self.data, self.grad, *slots, *rest)
 
 
 @dataclass(frozen=True)
@@ -245,9 +270,12 @@ class Lamb(Optimizer):
         return lr, beta1, beta2, numbers["eps"], numbers["weight_decay"], 1 - beta1**step, 1 - beta2**step
 
     def update(self, state: OptimizerState, hyper: Array) -> None:
+        device = state.buffers.device
         if not state.spare:
-            zeros = state.buffers.device.zeros
-            sums = zeros(2 * len(state.pieces), np.float64).reshape(-1, 2)
-            ratios = zeros(len(state.buffers.parts), np.float64)
-            state.spare = {"direction": state.buffers.new(), "sums": sums, "ratios": ratios}
-        state.launch("lamb", hyper, *state.spare.values())
+            sums = device.zeros(2 * len(state.pieces), np.float64).reshape(-1, 2)
+            ratios = device.zeros(len(state.buffers.parts), np.float64)
+            state.spare = {"direction": state.new(), "sums": sums, "ratios": ratios}
+        direction, sums, ratios = state.spare.values()
+        state.launch("lamb_direction", hyper, direction, sums)
+        device.run("lamb_ratios", state.all_pieces, state.of_all_pieces(sums), ratios)
+        device.run("lamb_move", state.pieces, hyper, state.data, direction, ratios)

@@ -2,8 +2,9 @@
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +14,20 @@ import onnx_ir as ir
 from onnxgrad.differentiate import load
 from onnxgrad.memory import give_back
 from onnxgrad.saving import save
-from onnxgrad.tensor_types import Array
 from onnxgrad.train.bound import BoundSession
 from onnxgrad.train.buffers import Buffers
 from onnxgrad.train.checkpoint import check_arrays, read_checkpoint, write_checkpoint
 from onnxgrad.train.devices import device_of
+from onnxgrad.train.evaluation import Evaluation, Metric
+from onnxgrad.train.exchange import CHECK_EVERY, Exchange
 from onnxgrad.train.fitting import Log, Place, Plan, Record, TrainingStoppedError, fit
 from onnxgrad.train.forms import SEED, to_inference_form
 from onnxgrad.train.graphs import evaluation_graph, step_graph
 from onnxgrad.train.losses import CrossEntropy, Total
 from onnxgrad.train.optim import Optimizer
+from onnxgrad.train.ranks import Ranks, on_every_rank, ranks_of
 from onnxgrad.train.schedules import Constant, Schedule
-
-Metric = Callable[[Mapping[str, Array], Mapping[str, Any]], float]
+from onnxgrad.train.shares import PLACE, WEIGHTS, Shares
 
 
 class Trainer:
@@ -36,6 +38,10 @@ class Trainer:
     allowed; by default all. `device` is "cpu" or "cuda", where everything stays on the GPU. A schedule multiplies the
     learning rate. `clip_norm` bounds the length of the whole gradient, `clip_value` each of its numbers; `accumulate`
     micro-batches are averaged for one update. `seed` decides what Dropout drops.
+
+    With a `communicator` of mpi4py its processes train together, on a part of every batch each: all are given the same
+    batches, and do what one process alone would do. With `shard_optimizer` each keeps and updates its share of the
+    optimizer's state. Every method is called by all of them, and only the first process writes and prints.
 
     `parameters`, `gradients` and `statistics` (running means and variances) are the arrays at work, by name: NumPy's on
     the CPU, torch's on a GPU. `gradient_norm` is the length of the last update's gradient, before clipping. Weights of
@@ -55,6 +61,8 @@ class Trainer:
         clip_value: float | None = None,
         accumulate: int = 1,
         seed: int = 0,
+        communicator: Any = None,
+        shard_optimizer: bool = False,
     ) -> None:
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"Trainer: optimizer is a {type(optimizer).__name__}, expected one of onnxgrad.optim")
@@ -63,27 +71,43 @@ class Trainer:
         for name, limit in (("clip_norm", clip_norm), ("clip_value", clip_value)):
             if limit is not None and not limit > 0:
                 raise ValueError(f"Trainer: {name} is {limit!r}, expected a number above 0")
-        self._device = device_of(device)
+        if shard_optimizer and communicator is None:
+            raise ValueError("Trainer: shard_optimizer needs a communicator, whose processes share the state")
+        self.ranks = ranks = ranks_of(communicator)
+        self._device = device_of(device, ranks.place_on_machine() if isinstance(ranks, Ranks) else None)
         self._source, self.optimizer, self.schedule = model, optimizer, schedule or Constant()
         self._clip_norm, self._clip_value, self._accumulate = clip_norm, clip_value, accumulate
         self.seed, self._batches = seed, 0
         self.gradient_norm = 0.0  # of the last update, before clipping
         self._place: Place | None = None  # of a fit() at work, or of one that a checkpoint was saved by
-        self._targets = [] if isinstance(loss, str) else [part.target for part in loss.parts]
-        self._step = step_graph(model, loss, trainable)
-        self._make_arrays()
+        self._shares = Shares(ranks, loss) if isinstance(ranks, Ranks) else None
+        self._step = step_graph(model, loss, trainable, ranks.group if isinstance(ranks, Ranks) else None)
+        self._make_arrays(shard_optimizer)
         self._make_sessions(loss)
+        if self._exchange is not None:
+            self._exchange.ranks.expect_same(self._facts())
+            self._exchange.start_from_first([self._buffers.data, *self.statistics.values()])
         give_back()  # the graphs and weights that all this was made from
 
-    def _make_arrays(self) -> None:
+    def _facts(self) -> list[tuple[str, Any]]:
+        """What has to be the same on all ranks."""
+        names = ("optimizer", "schedule", "seed", "_clip_norm", "_clip_value", "_accumulate")
+        parameters = [(f"the parameter {p.name!r}", p.shape) for p in self._buffers.parts]
+        nodes = [(f"the node {node.name!r}", node.op_type) for node in self._step.model.graph]
+        shards = ("shard_optimizer", self._exchange is not None and self._exchange.shards_optimizer)
+        return [*((name.lstrip("_"), getattr(self, name)) for name in names), shards, *parameters, *nodes]
+
+    def _make_arrays(self, shard_optimizer: bool) -> None:
         weights: dict[str, Any] = {n: v.const_value for n, v in load(self._source).graph.initializers.items()}
         shapes = {name: tuple(weights[name].shape.numpy()) for name in self._step.gradients}
-        self._buffers = Buffers(shapes, self._step.dtype.numpy(), self._device)
+        self._buffers = Buffers(shapes, self._step.dtype.numpy(), self._device, self.ranks.size)
         self.parameters = self._buffers.views(self._buffers.data)
         for name, array in self.parameters.items():
             self._device.copy(array, weights[name].numpy().astype(self._buffers.dtype, copy=False))
         self.gradients = self._buffers.views(self._buffers.grad)
-        self._state = self.optimizer.start(self._buffers)
+        ranks = self.ranks if isinstance(self.ranks, Ranks) else None
+        self._state = self.optimizer.start(self._buffers, ranks if shard_optimizer else None)
+        self._exchange = None if ranks is None else Exchange(ranks, self._buffers, self._device, self._state)
         self.statistics: dict[str, Any] = {}
         self._following: dict[str, Any] = {}  # what the statistics are after a step
         for statistics in self._step.statistics:
@@ -100,14 +124,20 @@ class Trainer:
         self._seed = np.zeros(1, np.int64)  # of the batch at hand
         changed = {**self.parameters, **self.statistics}
         inputs = {**changed, **({SEED: self._seed} if step.drops else {})}
+        if self._shares is not None:
+            given = {WEIGHTS: self._shares.weights, PLACE: self._shares.place}
+            used = {str(v.name) for v in step.model.graph.inputs}
+            inputs |= {name: array for name, array in given.items() if name in used}
         self._loss = np.zeros((), _type_of_output(step.model, step.loss))
         outputs = {step.loss: self._loss, **{out: gradients[n] for n, out in step.gradients.items()}, **self._following}
-        self._evaluation = evaluation_graph(self._source, loss, step)
-        look = functools.partial(_expect_classes, loss, self._evaluation.model)
+        evaluated = evaluation_graph(self._source, loss, step)
+        look = functools.partial(_expect_classes, loss, evaluated.model)
         self._step_session = BoundSession(step.model, inputs, outputs, self._device, look)
-        used = {str(v.name) for v in self._evaluation.model.graph.inputs}
+        used = {str(v.name) for v in evaluated.model.graph.inputs}
         inputs = {name: array for name, array in changed.items() if name in used}
-        self._evaluation_session = BoundSession(self._evaluation.model, inputs, {}, self._device, look)
+        session = BoundSession(evaluated.model, inputs, {}, self._device, look)
+        targets = [] if isinstance(loss, str) else [part.target for part in loss.parts]
+        self._evaluation = Evaluation(evaluated, session, self._device, targets, self.ranks)
 
     @property
     def steps(self) -> int:
@@ -116,24 +146,55 @@ class Trainer:
 
     def step(self, batch: Mapping[str, Any]) -> float:
         """Runs a batch and, if enough have come together, updates the parameters; the loss before the update."""
-        with self._device.at_work():
+        with self.ranks.together(), self._device.at_work():
             self._seed[0] = int(np.random.SeedSequence([self.seed, self._batches]).generate_state(1, np.uint64)[0] >> 1)
-            self._step_session.run(batch)
-            loss = float(self._loss)
+            loss = self._run(batch)
             if not math.isfinite(loss):
                 self._stop(f"the loss is {loss}")
             if self._total is None or self._gather():
+                if self._exchange is not None:
+                    self._exchange.add_up_gradients()
                 self._clip()
                 self._state.step(self.schedule(self._state.steps))
+                if self._exchange is not None:
+                    self._exchange.hand_round_parameters()
+                    if self.steps % CHECK_EVERY == 0:
+                        self.expect_no_drift()
             for current, following in zip(self.statistics.values(), self._following.values(), strict=True):
                 self._device.copy(current, following)
             self._batches += 1
         return loss
 
+    def _run(self, batch: Mapping[str, Any]) -> float:
+        """Loss and gradients of a batch; with other ranks the loss of all of it, and the gradients of a part."""
+        if self._shares is None:
+            self._step_session.run(batch)
+            return self.ranks.add_losses(float(self._loss))
+        session = self._step_session
+        part, arrays, error = None, {}, None
+        try:
+            part = self._shares.cut(batch, session.dims)
+            arrays = session.checked(part)
+        except Exception as problem:  # all ranks raise it, once all have told
+            error = problem
+        self._shares.agree(part, arrays, error)
+        try:
+            session.run_checked(arrays)
+        except Exception as problem:
+            if self._step.statistics:  # the others wait for this one, in the middle of the graph
+                raise
+            error = problem
+        return self.ranks.add_losses(float(self._loss), error)
+
+    def expect_no_drift(self) -> None:
+        """Raises one sentence that names the first parameter which differs between processes; done now and then."""
+        if self._exchange is not None:
+            self._exchange.expect_no_drift({**self.parameters, **self.statistics}, self.steps)
+
     def _gather(self) -> bool:
         """Adds up the gradients of a micro-batch; true if it was the last for an update."""
         assert self._total is not None
-        pieces, grad = self._state.pieces, self._buffers.grad
+        pieces, grad = self._state.all_pieces, self._buffers.grad
         if self._waiting == 0:
             self._device.copy(self._total, grad)
         else:
@@ -147,9 +208,9 @@ class Trainer:
         return True
 
     def _clip(self) -> None:
-        pieces, grad = self._state.pieces, self._buffers.grad
+        pieces, grad = self._state.pieces, self._state.grad
         self._device.run("squares", pieces, grad, self._sums)
-        self.gradient_norm = math.sqrt(float(self._sums.sum()))
+        self.gradient_norm = math.sqrt(float(self._state.of_all_pieces(self._sums).sum()))
         if not math.isfinite(self.gradient_norm):
             self._stop("a gradient is no number")
         if self._clip_norm is not None and self.gradient_norm > self._clip_norm:
@@ -159,9 +220,12 @@ class Trainer:
 
     def _stop(self, why: str) -> None:
         arrays = ((name, self._device.to_numpy(g)) for name, g in self.gradients.items())
-        bad = next((name for name, g in arrays if not np.isfinite(g).all()), None)
+        mine = next((k for k, (_, g) in enumerate(arrays) if not np.isfinite(g).all()), len(self.gradients))
+        first = min(self.ranks.everybodys(mine))
+        bad = next(islice(self.gradients, first, None), None)
         told = f", and so is the gradient of {bad!r}" if bad is not None else ""
-        raise TrainingStoppedError(f"step {self.steps + 1}: {why}{told}; the parameters are those before the step")
+        text = f"step {self.steps + 1}: {why}{told}; the parameters are those before the step"
+        raise on_every_rank(TrainingStoppedError(text))
 
     def evaluate(
         self, batches: Iterable[Mapping[str, Any]], metrics: Mapping[str, Metric] | None = None
@@ -171,27 +235,7 @@ class Trainer:
         A metric is one of onnxgrad.metrics or a function of the model's outputs and the batch, both dicts of arrays.
         Batches count by their numbers of examples.
         """
-        totals: dict[str, float] = {}
-        count = 0
-        for batch in batches:
-            with self._device.at_work():
-                results = self._evaluation_session.run(batch)
-            examples = self._examples(batch)
-            count += examples
-            found = {"loss": float(results[self._evaluation.loss].reshape(()))}
-            outputs = {name: results[name] for name in self._evaluation.predictions}
-            found.update({name: float(metric(outputs, batch)) for name, metric in (metrics or {}).items()})
-            for name, value in found.items():
-                totals[name] = totals.get(name, 0.0) + value * examples
-        if not count:
-            raise ValueError("evaluate: there are no batches")
-        return {name: total / count for name, total in totals.items()}
-
-    def _examples(self, batch: Mapping[str, Any]) -> int:
-        """How many are in a batch: as many as in its target, or in its first input with a dimension at all."""
-        ordered = [*(batch[name] for name in self._targets if name in batch), *batch.values()]
-        shapes = (np.shape(x) for x in ordered)
-        return next((int(shape[0]) for shape in shapes if shape), 1)
+        return self._evaluation(batches, metrics or {})
 
     def fit(
         self,
@@ -218,10 +262,13 @@ class Trainer:
         "epoch", epoch, step, loss, seconds, validation).
         """
         where = None if checkpoint is None else Path(checkpoint)
-        plan = Plan(batches, epochs, validation, metrics, where, save_every, log)
+        told = log if self.ranks.is_first or getattr(log, "on_every_rank", False) else None
+        plan = Plan(batches, epochs, validation, metrics, where, save_every, told)
+        self.ranks.on_first(plan.expect_place)
         self._place = self._place or Place()
         try:
-            return fit(self, plan, self._place, quiet)
+            with self.ranks.together():
+                return fit(self, plan, self._place, quiet)
         finally:
             self._place = None
 
@@ -234,30 +281,60 @@ class Trainer:
             "steps": self._state.steps, "batches": self._batches, "seed": self.seed, "waiting": self._waiting,
             "optimizer": self.optimizer.name, "place": None if self._place is None else asdict(self._place),
         }  # fmt: skip
-        arrays = {name: self._device.to_numpy(array) for name, array in self._arrays(self._waiting).items()}
-        write_checkpoint(Path(path), arrays, facts)
+        with self.ranks.together():
+            arrays = self._arrays(self._waiting)
+            self.ranks.on_first(lambda: write_checkpoint(Path(path), self._on_host(arrays), facts))
+
+    def _on_host(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        return {n: a if isinstance(a, np.ndarray) else self._device.to_numpy(a) for n, a in arrays.items()}
 
     def restore(self, path: str | Path) -> None:
-        """Goes on where the trainer was that saved the file: the same numbers follow as if it had not stopped."""
-        arrays, facts = read_checkpoint(Path(path))
+        """Goes on where the trainer was that saved the file: the same numbers follow as if it had not stopped.
+
+        How many processes there were then does not matter.
+        """
+        with self.ranks.together():
+            slots = self._state.slots
+            room = slots if self._exchange is None else {n: self._exchange.room(a) for n, a in slots.items()}
+            facts = self.ranks.on_first(lambda: self._read(Path(path), room))
+            self._state.steps, self._batches = facts["steps"], facts["batches"]
+            self.seed, self._waiting = facts["seed"], facts["waiting"]
+            self._place = None if facts["place"] is None else Place(**facts["place"])
+            if self._exchange is not None:
+                self._exchange.start_from_first([self._buffers.data, *self.statistics.values()])
+                for name, array in slots.items():
+                    self._exchange.hand_out(room[name], array)
+                if self._total is not None and not self.ranks.is_first:
+                    self._total[...] = 0  # the first one has what was waiting
+
+    def _read(self, path: Path, slots: Mapping[str, Any]) -> dict[str, Any]:
+        arrays, facts = read_checkpoint(path)
         if facts["optimizer"] != self.optimizer.name:
             raise ValueError(f"{str(path)!r} is of a run with {facts['optimizer']}, not {self.optimizer.name}")
         if facts["waiting"] and self._total is None:
             raise ValueError(f"{str(path)!r} was saved between micro-batches: set accumulate as it was")
-        targets = self._arrays(facts["waiting"])
+        targets = self._named(slots, self._total if facts["waiting"] else None)
         check_arrays(targets, arrays, str(path))
         for name, target in targets.items():
-            self._device.copy(target, arrays[name])
-        self._state.steps, self._batches = facts["steps"], facts["batches"]
-        self.seed, self._waiting = facts["seed"], facts["waiting"]
-        self._place = None if facts["place"] is None else Place(**facts["place"])
+            if isinstance(target, np.ndarray):
+                target[...] = arrays[name]
+            else:
+                self._device.copy(target, arrays[name])
+        return facts
 
     def _arrays(self, waiting: int) -> dict[str, Any]:
-        """All that a checkpoint holds."""
+        """All that a checkpoint holds; on the first rank, if there are others."""
+        slots, total = self._state.slots, self._total if waiting else None
+        if self._exchange is not None:
+            slots = {name: self._exchange.whole(array) for name, array in slots.items()}
+            total = None if total is None else self._exchange.added_up(total)
+        return self._named(slots, total) if self.ranks.is_first else {}
+
+    def _named(self, slots: Mapping[str, Any], total: Any) -> dict[str, Any]:
         groups = {"parameter": self.parameters, "statistics": self.statistics}
-        groups |= {f"optimizer/{slot}": self._buffers.views(array) for slot, array in self._state.slots.items()}
-        if self._total is not None and waiting:
-            groups["waiting"] = self._buffers.views(self._total)
+        groups |= {f"optimizer/{slot}": self._buffers.views(array) for slot, array in slots.items()}
+        if total is not None:
+            groups["waiting"] = self._buffers.views(total)
         return {f"{group}/{name}": array for group, views in groups.items() for name, array in views.items()}
 
     @classmethod
@@ -274,7 +351,11 @@ class Trainer:
 
         Weights that came in files of their own, or that are too many for one file, go into one beside it.
         """
-        model, path = load(self._source), Path(path)
+        with self.ranks.together():
+            self.ranks.on_first(lambda: self._export(Path(path)))
+
+    def _export(self, path: Path) -> None:
+        model = load(self._source)
         tensors: dict[str, Any] = {name: v.const_value for name, v in model.graph.initializers.items()}
         apart = any(isinstance(t, ir.ExternalTensor) for t in tensors.values())
         for name, array in {**self.parameters, **self.statistics}.items():

@@ -120,7 +120,7 @@ def rmsprop(pieces, hyper, p, g, square, mean, momentum_of, centered, scheduler)
 
 
 @summing
-def _lamb_direction(k, pieces, hyper, all_p, all_g, all_m, all_v, all_directions, sums):
+def _lamb_direction_piece(k, pieces, hyper, all_p, all_g, all_m, all_v, all_directions, sums):
     start, stop, group = pieces[k, 0], pieces[k, 1], pieces[k, 2]
     p, g, m, v = all_p[start:stop], all_g[start:stop], all_m[start:stop], all_v[start:stop]
     direction = all_directions[start:stop]
@@ -141,7 +141,7 @@ def _lamb_direction(k, pieces, hyper, all_p, all_g, all_m, all_v, all_directions
 
 
 @native
-def _lamb_move(k, pieces, hyper, all_p, all_directions, ratios):
+def _lamb_move_piece(k, pieces, hyper, all_p, all_directions, ratios):
     start, stop, group, number = pieces[k, 0], pieces[k, 1], pieces[k, 2], pieces[k, 3]
     p, direction = all_p[start:stop], all_directions[start:stop]
     rate = p.dtype.type(hyper[group, 0] * ratios[number])
@@ -150,9 +150,14 @@ def _lamb_move(k, pieces, hyper, all_p, all_directions, ratios):
 
 
 @native
-def lamb(pieces, hyper, p, g, m, v, direction, sums, ratios, scheduler):
-    """Steps scaled by the size of each parameter over that of its step; `direction` and the rest is working memory."""
-    parallel(scheduler, len(pieces), _lamb_direction, (pieces, hyper, p, g, m, v, direction, sums))
+def lamb_direction(pieces, hyper, p, g, m, v, direction, sums, scheduler):
+    """Adam's step, and the sums of squares of weights and step for each piece."""
+    parallel(scheduler, len(pieces), _lamb_direction_piece, (pieces, hyper, p, g, m, v, direction, sums))
+
+
+@native
+def lamb_ratios(pieces, sums, ratios, scheduler):
+    """The size of each parameter over that of its step."""
     totals = np.zeros((len(ratios), 2))
     for k in range(len(pieces)):  # in order, whichever thread has added up what
         totals[pieces[k, 3], 0] += sums[k, 0]
@@ -160,7 +165,12 @@ def lamb(pieces, hyper, p, g, m, v, direction, sums, ratios, scheduler):
     for number in range(len(ratios)):
         weights, steps = math.sqrt(totals[number, 0]), math.sqrt(totals[number, 1])
         ratios[number] = weights / steps if weights > 0 and steps > 0 else 1.0
-    parallel(scheduler, len(pieces), _lamb_move, (pieces, hyper, p, direction, ratios))
+
+
+@native
+def lamb_move(pieces, hyper, p, direction, ratios, scheduler):
+    """The step, scaled for each parameter by its ratio."""
+    parallel(scheduler, len(pieces), _lamb_move_piece, (pieces, hyper, p, direction, ratios))
 
 
 @summing

@@ -142,15 +142,20 @@ def _lamb_move(pieces, hyper, p, direction, ratios, WIDTH: tl.constexpr, BLOCK: 
     tl.store(p + i, tl.load(p + i, inside) - rate * tl.load(direction + i, inside), inside)
 
 
-def lamb(pieces: Any, hyper: Array, p: Any, g: Any, m: Any, v: Any, direction: Any, sums: Any, ratios: Any) -> None:
-    numbers = torch.from_numpy(hyper).to(p.device)
-    _launch(_lamb_direction, pieces, numbers, p, g, m, v, direction, sums)
+def lamb_direction(pieces: Any, hyper: Array, p: Any, g: Any, m: Any, v: Any, direction: Any, sums: Any) -> None:
+    _launch(_lamb_direction, pieces, hyper, p, g, m, v, direction, sums)
+
+
+def lamb_ratios(pieces: Any, sums: Any, ratios: Any) -> None:
     # The pieces of a parameter lie side by side; this adds them up in the same order every time.
     of_each = torch.bincount(pieces[:, 3], minlength=len(ratios))
     sizes = torch.segment_reduce(sums, "sum", lengths=of_each, axis=0).sqrt_()
     whole = (sizes[:, 0] > 0) & (sizes[:, 1] > 0)
     ratios.copy_(torch.where(whole, sizes[:, 0] / sizes[:, 1], 1.0))
-    _launch(_lamb_move, pieces, numbers, p, direction, ratios)
+
+
+def lamb_move(pieces: Any, hyper: Array, p: Any, direction: Any, ratios: Any) -> None:
+    _launch(_lamb_move, pieces, hyper, p, direction, ratios)
 
 
 @triton.jit

@@ -1,0 +1,9 @@
+"""AllReduceSum: what one process gives goes into the result of each, so that its gradient is the sum of theirs."""
+
+from onnxgrad.rules import op, vjp
+
+vjp(
+    "AllReduceSum",
+    domain="com.microsoft",
+    data=lambda g, n: op.AllReduceSum(g, group=n.group),
+)

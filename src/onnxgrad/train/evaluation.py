@@ -1,0 +1,75 @@
+"""evaluate(): losses and metrics of batches that nothing is learnt from; ranks take turns with them."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import count
+from typing import Any, NamedTuple
+
+from onnxgrad.tensor_types import Array
+from onnxgrad.train.batches import Batches, LocalBatch
+from onnxgrad.train.bound import BoundSession
+from onnxgrad.train.devices import Device
+from onnxgrad.train.graphs import EvaluationGraph
+from onnxgrad.train.ranks import Alone, on_every_rank
+from onnxgrad.train.shares import examples_of
+
+Metric = Callable[[Mapping[str, Array], Mapping[str, Any]], float]
+
+
+class Measured(NamedTuple):
+    """What was found of a batch."""
+
+    number: int
+    examples: int
+    values: dict[str, float]
+
+
+class Evaluation:
+    """A model in inference form at work.
+
+    Each batch is measured by one rank, all of it, and the results are added up in the order of the batches: whatever a
+    metric does with a batch, it comes to what one process would find.
+    """
+
+    def __init__(
+        self, graph: EvaluationGraph, session: BoundSession, device: Device, targets: Sequence[str], ranks: Alone
+    ) -> None:
+        self._graph, self._session, self._device, self._targets, self._ranks = graph, session, device, targets, ranks
+
+    def __call__(self, batches: Iterable[Mapping[str, Any]], metrics: Mapping[str, Metric]) -> dict[str, float]:
+        """Means by examples."""
+        mine: list[Measured] = []
+        error = None
+        with self._ranks.together():
+            try:
+                mine.extend(
+                    Measured(number, examples_of(batch, self._targets), self._measured(batch, metrics))
+                    for number, batch in self._turns(batches)
+                )
+            except Exception as problem:  # all ranks raise it, once all have come to their end
+                error = problem
+            found = [one for theirs in self._ranks.everybodys(mine, error) for one in theirs]
+        if not found:
+            raise on_every_rank(ValueError("evaluate: there are no batches"))
+        totals: dict[str, float] = {}
+        for one in sorted(found, key=lambda m: m.number):
+            for name, value in one.values.items():
+                totals[name] = totals.get(name, 0.0) + value * one.examples
+        examples = sum(one.examples for one in found)
+        return {name: total / examples for name, total in totals.items()}
+
+    def _turns(self, batches: Iterable[Mapping[str, Any]]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        """This rank's batches, with their numbers."""
+        rank, size = self._ranks.rank, self._ranks.size
+        if isinstance(batches, Batches):
+            yield from zip(count(rank, size), batches.turns(rank, size), strict=False)
+            return
+        for number, batch in enumerate(batches):
+            if number % size == rank or isinstance(batch, LocalBatch):
+                yield number, batch
+
+    def _measured(self, batch: Mapping[str, Any], metrics: Mapping[str, Metric]) -> dict[str, float]:
+        with self._device.at_work():
+            results = self._session.run(batch)
+        outputs = {name: results[name] for name in self._graph.predictions}
+        loss = float(results[self._graph.loss].reshape(()))
+        return {"loss": loss, **{name: float(metric(outputs, batch)) for name, metric in metrics.items()}}
