@@ -25,4 +25,6 @@ def _seconds_of_others() -> float:
     idle = machine.idle + getattr(machine, "iowait", 0.0)
     ours = psutil.Process()
     own = [process.cpu_times() for process in (ours, *ours.children(recursive=True))]
-    return sum(machine) - getattr(machine, "guest", 0.0) - idle - sum(t.user + t.system for t in own)
+    # Children that have ended count as the time of those that waited for them.
+    used = sum(t.user + t.system + getattr(t, "children_user", 0.0) + getattr(t, "children_system", 0.0) for t in own)
+    return sum(machine) - getattr(machine, "guest", 0.0) - idle - used

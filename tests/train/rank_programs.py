@@ -14,6 +14,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 import onnxgrad
+from onnxgrad.rules import op
 from onnxgrad.train import losses, optim, schedules
 from onnxgrad.train.batches import Batches, LocalBatch
 from onnxgrad.train.trainer import Trainer
@@ -277,14 +278,40 @@ def no_communicator_of_mpi4py(communicator, folder):
     trainer("adam", communicator="everybody")
 
 
+def with_loss():
+    """A model whose second output is its loss, the mean of squares, in float64."""
+    return onnx.parser.parse_model("""<ir_version: 9, opset_import: ["" : 20]>
+    regression (double[N, 3] x, double[N, 2] wanted) => (double[N, 2] y, double loss)
+    <double[3, 2] w = {1, 2, 3, 4, 5, 6}> {
+        y = MatMul(x, w)
+        error = Sub(y, wanted)
+        square = Mul(error, error)
+        loss = ReduceMean <keepdims = 0> (square)
+    }""")
+
+
+def own_loss(**how):
+    """Losses of a model that has its loss itself, and of a formula of one's own."""
+    rng = np.random.default_rng(3)
+    given = [{"x": rng.standard_normal((n, 3)), "wanted": rng.standard_normal((n, 2))} for n in (5, 4, 1)]
+    mine = Trainer(with_loss(), "loss", optim.SGD(lr=0.1), **how)
+    found = [mine.step(batch) for batch in given]
+    formula = losses.Custom("y", lambda y, target: op.ReduceMean(op.Abs(y - target), keepdims=0))
+    mine = Trainer(with_loss(), formula, optim.SGD(lr=0.1), **how)
+    return [*found, *(mine.step({**batch, "target": batch["wanted"] * 2}) for batch in given)]
+
+
 def parts_and_again(communicator, folder):
-    """Batches that ranks have cut themselves, and a run once more."""
+    """Batches that ranks have cut themselves, losses of one's own, and a run once more."""
+    from mpi4py import MPI
+
     mine = trainer("adam", communicator=communicator)
     for whole in batches(IGNORING):
         where = slice(0, 1) if communicator.rank == 0 else slice(1, None)  # as uneven as can be
         mine.step(LocalBatch({name: a[where] for name, a in whole.items()}))
     again = curve("adam", EPOCHS["adam"], communicator=communicator)
-    return {"parts": state_of(mine), "again": again}
+    found = {"own_loss": own_loss(communicator=communicator), "by_itself": own_loss(communicator=MPI.COMM_SELF)}
+    return {"parts": state_of(mine), "again": again, **found}
 
 
 def raising(communicator, folder):

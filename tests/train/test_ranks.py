@@ -1,5 +1,6 @@
 """Processes under mpiexec against one alone: the same numbers, and the same end whatever happens to one of them."""
 
+import json
 import os
 import pickle
 import signal
@@ -10,7 +11,9 @@ import time
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from onnx import numpy_helper
 from tests.checks import same_bits
 from tests.train import rank_programs as programs
 
@@ -99,6 +102,10 @@ def test_two_ranks_and_the_same_bits_from_run_to_run(on_two, folder):
     for batch in programs.batches(programs.IGNORING):
         whole.step(batch)
     assert_close_states(again[0]["parts"], programs.state_of(whole))
+    # Losses of one's own, in float64, and a communicator of one.
+    alone = programs.own_loss()
+    for found in again:
+        assert close(found["own_loss"], alone, 1e-12) and close(found["by_itself"], alone, 1e-12)
 
 
 def test_all_ranks_stop_for_a_signal_of_one_and_another_number_goes_on(on_four, on_two):
@@ -185,6 +192,41 @@ def test_signals_to_mpiexec_save_first(number, tmp_path):
     assert mine.steps >= 3
 
 
+def command(ranks, folder, *options):
+    """onnxgrad train, by so many processes."""
+    data = {name: a for name, a in programs.images().items() if name != "soft"}
+    onnx.save(programs.convnet(), folder / "model.onnx")
+    np.savez(folder / "train.npz", **data)
+    script = "from onnxgrad.cli import main; main()"
+    given = ["train", "model.onnx", "--data", "train.npz", "--loss", "cross-entropy:logits:ignore-index=-100",
+             "--batch-size", "8", "--val", "0.2", "--epochs", "2", "--keep-best", *options]  # fmt: skip
+    launcher = [str(MPIEXEC), "-n", str(ranks)] if ranks > 1 else []
+    return subprocess.run(
+        [*launcher, sys.executable, "-c", script, *given], cwd=folder, capture_output=True, text=True, check=False,
+        timeout=SECONDS,
+    )  # fmt: skip
+
+
+def test_the_command_line_under_mpiexec(tmp_path):
+    done = [command(ranks, tmp_path, "-o", f"{ranks}.onnx") for ranks in (1, 2)]
+    assert [d.returncode for d in done] == [0, 0], done[1].stderr
+    assert done[1].stderr.count("training") == 1
+    assert len(done[1].stdout.splitlines()) == len(done[0].stdout.splitlines())
+    alone, together = (onnx.load(tmp_path / f"{ranks}.onnx").graph.initializer for ranks in (1, 2))
+    for mine, theirs in zip(together, alone, strict=True):
+        assert mine.name == theirs.name
+        a, b = map(numpy_helper.to_array, (mine, theirs))
+        assert np.allclose(a, b, rtol=1e-4, atol=1e-4 * np.abs(b).max()), mine.name
+    events = [[json.loads(x) for x in (tmp_path / f"{r}.jsonl").read_text().splitlines()] for r in (1, 2)]
+    losses = [[e["loss"] for e in found if e["event"] == "step"] for found in events]
+    assert len(losses[0]) == len(losses[1]) and close(*losses)
+    refused = command(2, tmp_path, "-o", "no/folder.onnx")
+    assert refused.returncode == 2
+    assert refused.stderr.splitlines()[0] == "onnxgrad: rank 0: 'no' is no folder to write 'folder.onnx' into"
+    alone = command(1, tmp_path, "-o", "x.onnx", "--shard-optimizer")
+    assert alone.stderr == "onnxgrad: --shard-optimizer is for several processes: start them by mpiexec\n"
+
+
 @pytest.mark.parametrize("examples", [1, 2, 3, 4, 7, 57])
 def test_no_example_is_lost_or_doubled(examples):
     for size in (1, 2, 3, 4, 8):
@@ -197,6 +239,19 @@ def test_no_example_is_lost_or_doubled(examples):
         for expected, parts in zip(whole, zip(*each, strict=True), strict=True):
             assert [x for part in parts for x in part["x"][: part.examples].tolist()] == expected
             assert all(len(part["x"]) == max(1, part.examples) for part in parts)
+
+
+def test_batches_that_a_class_makes_are_made_by_it():
+    class Negative(Batches):
+        def starting_at(self, first):
+            for one in super().starting_at(first):
+                yield {"x": -one["x"]}
+
+    mine = Negative({"x": np.arange(10)}, 4, shuffle=False)
+    assert [b["x"].tolist() for b in mine.parts(1, 2, 1)] == [[-4, -5, -6, -7], [-8, -9]]  # the trainer cuts them
+    assert [b["x"].tolist() for b in mine.turns(1, 2)] == [[-4, -5, -6, -7]]
+    plain = Batches({"x": np.arange(10)}, 4, shuffle=False)
+    assert [b["x"].tolist() for b in plain.turns(0, 2)] == [[0, 1, 2, 3], [8, 9]]
 
 
 def test_a_trainer_alone_shares_nothing():

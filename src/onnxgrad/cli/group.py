@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 import onnxgrad
+from onnxgrad.cli.launch import end_all
 
 INTERRUPTED = 130  # what shells say of a program that Ctrl-C has ended
 
@@ -47,7 +48,10 @@ def command(function: Callable[..., None]) -> click.Command:
     def run(debug: bool, **options: Any) -> None:
         try:
             function(**options)
-        except (click.ClickException, click.exceptions.Exit, click.Abort):
+        except click.ClickException as error:
+            end_all(error.__context__ or error, error.format_message(), error.exit_code)
+            raise
+        except (click.exceptions.Exit, click.Abort):
             raise
         except KeyboardInterrupt:
             click.echo("onnxgrad: interrupted", err=True)
@@ -55,6 +59,7 @@ def command(function: Callable[..., None]) -> click.Command:
         except Exception as error:
             if debug:
                 traceback.print_exc()
+            end_all(error, sentence(error), Refused.exit_code)
             raise Refused(sentence(error)) from None
 
     debug = click.option("--debug", is_flag=True, help="Show the traceback of an error.")
@@ -66,7 +71,7 @@ def sentence(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}"
     text = " ".join(str(error).split())
-    ours = text.startswith(("Trainer: ", "fit: "))
+    ours = text.startswith(("Trainer: ", "fit: ")) or type(error).__name__ == "RankError"
     if not ours and not isinstance(error, (ValueError, TypeError, NotImplementedError, OSError)):
         text = f"{type(error).__name__}: {text} (--debug shows where)"
     for name in ("gradient", "check_gradient", "Trainer", "fit"):

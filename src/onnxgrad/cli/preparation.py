@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from onnxgrad.cli.data import Columns, expect_classes, expect_columns, read_columns, unused, validation
 from onnxgrad.differentiate import load
@@ -45,6 +46,7 @@ class Options:
     accumulate: int
     seed: int
     device: str
+    shard_optimizer: bool
     checkpoint: Path | None
     save_every: int | None
     keep_best: bool
@@ -67,8 +69,8 @@ class Files:
     plot: Path | None
 
     @classmethod
-    def of(cls, options: Options) -> "Files":
-        """Beside the output, if nothing else is said; each is tried."""
+    def of(cls, options: Options, are_written: bool = True) -> "Files":
+        """Beside the output, if nothing else is said; each is tried if it is this process that writes."""
         output = options.output
 
         def beside(given: str | Path | None, suffix: str) -> Path:
@@ -81,6 +83,8 @@ class Files:
             None if options.metrics == "none" else beside(options.metrics, ".jsonl"),
             None if options.plot == "none" else beside(options.plot, ".svg"),
         )
+        if not are_written:
+            return files
         named = {"--output": output, "--checkpoint": files.checkpoint, "--metrics": files.metrics, "--plot": files.plot}
         taken: dict[Path, str] = {options.data.absolute(): "--data"}
         if options.val is not None:
@@ -126,7 +130,7 @@ class Prepared:
     remarks: list[str]
 
 
-def prepare(options: Options) -> Prepared:
+def prepare(options: Options, communicator: Any = None) -> Prepared:
     """Everything that can be wrong is found here."""
     graph = load(options.model).graph
     outputs = [str(v.name) for v in graph.outputs]
@@ -161,13 +165,17 @@ def prepare(options: Options) -> Prepared:
     given = {"lr": options.lr, "weight_decay": options.weight_decay, "momentum": options.momentum}
     optimizer = written.optimizer(options.optimizer, given, options.group)
     schedule = written.schedule(options.schedule, options.warmup, updates)
-    if options.resume is not None and not options.resume.is_file():
+    if options.shard_optimizer and communicator is None:
+        raise ValueError("--shard-optimizer is for several processes: start them by mpiexec")
+    is_first = communicator is None or communicator.rank == 0
+    if is_first and options.resume is not None and not options.resume.is_file():
         raise FileNotFoundError(f"--resume: {str(options.resume)!r} is no file, expected a checkpoint")
     trainable = trainable_parameters(options.model, loss, options.trainable, options.freeze)
     trainer = Trainer(
         options.model, loss, optimizer, trainable,
         device=options.device, schedule=schedule, clip_norm=options.clip_norm, clip_value=options.clip_value,
-        accumulate=options.accumulate, seed=options.seed,
+        accumulate=options.accumulate, seed=options.seed, communicator=communicator,
+        shard_optimizer=options.shard_optimizer,
     )  # fmt: skip
     if options.resume is not None:
         trainer.restore(options.resume)

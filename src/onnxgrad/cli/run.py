@@ -5,7 +5,7 @@ import math
 import shlex
 import signal
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import click
 
 from onnxgrad.cli.config import as_typed
 from onnxgrad.cli.group import Failed
+from onnxgrad.cli.launch import communicator
 from onnxgrad.cli.outcome import curves, show_outcome
 from onnxgrad.cli.preparation import Files, Options, Prepared, prepare
 from onnxgrad.train.fitting import TrainingStoppedError
@@ -53,8 +54,12 @@ def _told(value: Any) -> str:
 
 def run(options: Options, context: click.Context) -> None:
     """The command."""
-    files = Files.of(options)
-    prepared = prepare(options)
+    processes = communicator()
+    is_first = processes is None or processes.rank == 0
+    if not is_first:  # it prints and writes nothing
+        options = replace(options, quiet=True, metrics="none", plot="none", tensorboard=None, overwrite=True)
+    files = Files.of(options, is_first)
+    prepared = prepare(options, processes)
     trainer = prepared.trainer
     earlier = earlier_events(options, files, trainer.steps)
     if not options.quiet:
@@ -65,9 +70,11 @@ def run(options: Options, context: click.Context) -> None:
         )
         for line in (*prepared.remarks, training):
             click.echo(line, err=True)
-    if options.keep_best and options.resume is None:
+    if options.keep_best and options.resume is None and is_first:
         files.best.unlink(missing_ok=True)  # of another run
     again = shlex.join(as_typed(context, resume=str(files.checkpoint)))
+    if processes is not None:
+        again = f"mpiexec -n {processes.size} {again}"
     with contextlib.ExitStack() as stack:
         journal = stack.enter_context(Journal(files.metrics, earlier))
         board = None
@@ -76,7 +83,7 @@ def run(options: Options, context: click.Context) -> None:
         journal.write({"event": "start", "step": trainer.steps, "options": _options_told(options)})
         stack.callback(_draw, files.plot, journal)  # whatever becomes of the run
         _fit(options, files, prepared, journal, board, again)
-        if options.keep_best and files.best.is_file():
+        if options.keep_best and trainer.ranks.on_first(files.best.is_file):
             trainer.restore(files.best)
         with _or_go_on(again):
             trainer.export(files.output)
@@ -102,8 +109,11 @@ def _fit(
         journal.write(event)
         if board is not None:
             to_board(board, event)
-        if options.keep_best and event["event"] == "epoch" and _is_best(journal, event, files.best):
+        is_epoch = options.keep_best and event["event"] == "epoch"
+        if is_epoch and trainer.ranks.on_first(lambda: _is_best(journal, event, files.best)):
             trainer.save(files.best)
+
+    log.on_every_rank = True  # type: ignore[attr-defined]  # because saving is
 
     try:
         trainer.fit(
@@ -112,7 +122,8 @@ def _fit(
         )  # fmt: skip
     except Interrupted as stop:
         go_on = f"; to go on: {again}" if stop.saved is not None else ""
-        click.echo(f"onnxgrad: {stop}{go_on}", err=True)
+        if trainer.ranks.is_first:
+            click.echo(f"onnxgrad: {stop}{go_on}", err=True)
         raise click.exceptions.Exit(128 + signal.Signals[stop.signal]) from None
     except TrainingStoppedError as error:
         raise Failed(str(error)) from None

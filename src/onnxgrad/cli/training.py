@@ -56,6 +56,8 @@ OPTIONS = [
     option("--accumulate", default=1, type=click.IntRange(1), help="Batches averaged for one update."),
     option("--seed", default=0, type=click.IntRange(0), help="Of the examples' order, of --val and of Dropout."),
     option("--device", default="cpu", type=click.Choice(["cpu", "cuda"]), help="Where to compute."),
+    option("--shard-optimizer", is_flag=True,
+           help="Under mpiexec: share the optimizer's state among the processes instead of keeping all of it in each."),
     option("--checkpoint", type=FILE, metavar="FILE", help="What to resume from; by default beside the output."),
     option("--save-every", type=click.IntRange(1), metavar="UPDATES",
            help="Write the checkpoint within epochs, too, not only after them."),
@@ -84,12 +86,14 @@ def train(**options: Any) -> None:
     """Train MODEL on the examples of a file and write it with the trained weights.
 
     Everything is looked at before training starts. The state is saved after every epoch. Ctrl-C saves it as well and
-    says how to go on: a resumed run gives the same numbers as one that was never stopped.
+    says how to go on: a resumed run gives the same numbers as one that was never stopped. Started by mpiexec, all
+    processes train together, each on its part of every batch.
 
     \b
     onnxgrad train model.onnx --data train.npz --loss cross-entropy:logits --epochs 3 --lr 1e-3 -o trained.onnx
     onnxgrad train model.onnx --data train.parquet --val 0.1 --metric accuracy --config run.toml -o trained.onnx
     onnxgrad train model.onnx --data more.npz --loss mse:y --freeze 'encoder.*' --schedule cosine -o tuned.onnx
+    mpiexec -n 4 onnxgrad train model.onnx --data train.npz --loss mse:y -o trained.onnx
     """
     from onnxgrad.cli.preparation import Options
     from onnxgrad.cli.run import run

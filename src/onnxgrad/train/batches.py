@@ -135,7 +135,7 @@ class Batches:
             yield {name: a[chosen] for name, a in self.arrays.items()}
 
     def parts(self, rank: int, size: int, first: int = 0) -> Iterator[Batch]:
-        """Goes through one rank's part of every batch, leaving out the first ones; whole ones where a class made them."""
+        """Goes through one rank's part of every batch, leaving out the first ones; the whole where a class made it."""
         if self._is_changed:
             yield from self.starting_at(first)
             return

@@ -5,6 +5,7 @@ gathered from all ranks and added up in their order by each of them, so that eve
 """
 
 import contextlib
+import os
 import pickle
 import re
 import sys
@@ -16,6 +17,7 @@ import numpy as np
 
 from onnxgrad import groups
 from onnxgrad.tensor_types import Array
+from onnxgrad.threads import get_num_threads, set_num_threads
 from onnxgrad.train.interruption import SIGNALS, Interruption
 from onnxgrad.train.watch import Watch
 
@@ -103,7 +105,9 @@ class Ranks(Alone):
         self.is_first = self.rank == 0
         self.group = groups.join(self._add_up_within_graph)
         self._stop: str | None = None
-        self._watch = Watch(MPI, self._world)
+        self._machine = self._world.Split_type(MPI.COMM_TYPE_SHARED)
+        self._watch = Watch(self._machine, self.rank)
+        self._share_cores()
         self._end_with_errors()
 
     def are_those_of(self, communicator: Any) -> bool:
@@ -247,7 +251,14 @@ class Ranks(Alone):
 
     def place_on_machine(self) -> int:
         """The number of this rank among those that share its machine."""
-        return int(self._world.Split_type(self._mpi.COMM_TYPE_SHARED).rank)
+        return int(self._machine.rank)
+
+    def _share_cores(self) -> None:
+        """Threads for this rank's part of the cores, unless somebody has seen to that already."""
+        allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+        same_for_all = all(theirs == allowed for theirs in self._machine.allgather(allowed))
+        if same_for_all and get_num_threads() == len(allowed):
+            set_num_threads(max(1, len(allowed) // self._machine.size))
 
     def _add_up_within_graph(self, array: Array) -> None:
         """For native code, through which no error passes."""

@@ -20,16 +20,16 @@ TOLD = b"1"  # what a rank writes in its place of a file when its end needs no t
 class Watch:
     """Has the ranks of a machine looked after; where the system has no means to, it does nothing."""
 
-    def __init__(self, mpi: Any, communicator: Any) -> None:
-        machine = communicator.Split_type(mpi.COMM_TYPE_SHARED)
+    def __init__(self, machine: Any, rank: int) -> None:
+        """`machine` is the communicator of the ranks on it, `rank` what this one is called."""
         self._place = machine.rank
-        processes = machine.gather((communicator.rank, os.getpid()), root=0)
+        processes = machine.gather((rank, os.getpid()), root=0)
         path = ""
         if processes is not None and machine.size > 1 and hasattr(os, "pidfd_open"):
             descriptor, path = tempfile.mkstemp(prefix="onnxgrad-ranks-")
             os.write(descriptor, b"0" * machine.size)
             os.close(descriptor)
-            told = [f"{rank}:{process}" for rank, process in processes]
+            told = [f"{number}:{process}" for number, process in processes]
             # In a session of its own mpiexec does not end it together with the ranks.
             command = [sys.executable, "-S", "-E", __file__, path, *told]
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
