@@ -46,6 +46,8 @@ class BoundSession:
         self._kept = [inputs, outputs, weights, values]  # onnxruntime has their addresses
         self._device, self._look = device, look
         self._binding = self._session.io_binding()
+        # What is in the CPU's memory goes to a GPU when it is bound, not when the session runs: so it is bound anew.
+        self._moved = {n: a for n, a in inputs.items() if device.name != "cpu" and isinstance(a, np.ndarray)}
         for name, array in inputs.items():
             self._binding.bind_input(name, *_place(array, device), *_described(array, device))
         for name, array in outputs.items():
@@ -73,7 +75,7 @@ class BoundSession:
 
     def run_checked(self, arrays: Mapping[str, Any]) -> dict[str, Array]:
         """One run, of arrays that were checked."""
-        for name, array in arrays.items():
+        for name, array in {**self._moved, **arrays}.items():
             self._binding.bind_input(name, *_place(array, self._device), *_described(array, self._device))
         for name in self._free:
             self._binding.bind_output(name, "cpu")
