@@ -43,7 +43,7 @@ MODULES = (
     "tests.test_torch",
 )
 # These look at what the whole machine does, so they run alone.
-ALONE = ("tests.runtime.test_sessions",)
+ALONE = ("tests.runtime.test_sessions", "tests.train.test_trainer_cuda")
 MOST_TRACEBACKS = 10
 MOST_PROCESSES = 16
 
@@ -145,10 +145,11 @@ def _why_not_at_all(name: str) -> str:
     """The reason a module does not run; nothing if it does."""
     from tests.checks import DEVICE
 
-    if not name.startswith("tests.runtime."):
+    if name not in ALONE:
         return ""
-    if importlib.util.find_spec("onnxruntime") is None:
-        return "needs onnxruntime"
+    for library in ("onnxruntime", "onnx_ir"):
+        if importlib.util.find_spec(library) is None:
+            return f"needs {library}"
     providers = importlib.import_module("onnxruntime").get_available_providers()
     if DEVICE == "cuda" and "CUDAExecutionProvider" not in providers:
         return "needs onnxruntime-gpu"

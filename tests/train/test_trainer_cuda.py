@@ -1,0 +1,61 @@
+"""The trainer on a GPU: the losses of the CPU, and checkpoints that go from one to the other."""
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.checks import DEVICE
+from tests.train.test_trainer import batch, mlp
+
+from onnxgrad.train import losses, optim
+from onnxgrad.train.trainer import Trainer
+
+
+def has_provider():
+    try:
+        import onnxruntime
+    except ImportError:
+        return False
+    return "CUDAExecutionProvider" in onnxruntime.get_available_providers()
+
+
+pytestmark = pytest.mark.skipif(DEVICE != "cuda" or not has_provider(), reason="needs a GPU and onnxruntime-gpu")
+
+
+def trainer(device, **how):
+    loss = losses.CrossEntropy("logits")
+    return Trainer(mlp(dropout=0.3), loss, optim.AdamW(lr=0.01), device=device, seed=3, **how)
+
+
+@pytest.mark.parametrize("how", [{}, {"accumulate": 2}, {"clip_norm": 0.1}, {"clip_value": 0.01}], ids=str)
+def test_losses_as_on_the_cpu(how):
+    """With Dropout, whose seed is another in each step: the same numbers are dropped."""
+    mine, expected = (
+        [t.step(batch(k, 32)) for k in range(20)] for t in (trainer("cuda", **how), trainer("cpu", **how))
+    )
+    assert np.allclose(mine, expected, rtol=1e-4)
+
+
+def test_a_checkpoint_goes_from_one_to_the_other():
+    first, second, whole = trainer("cuda"), trainer("cpu"), trainer("cpu")
+    expected = [whole.step(batch(k)) for k in range(10)]
+    mine = [first.step(batch(k)) for k in range(5)]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "run.safetensors")
+        first.save(path)
+        second.restore(path)
+        mine += [second.step(batch(k)) for k in range(5, 10)]
+        first.restore(path)
+    assert np.allclose(mine, expected, rtol=1e-4)
+    assert np.isclose(first.step(batch(5)), expected[5], rtol=1e-4)
+
+
+def test_evaluation_and_batches_on_the_gpu():
+    import torch
+
+    mine, expected = trainer("cuda"), trainer("cpu")
+    on_gpu = {name: torch.from_numpy(a).cuda() for name, a in batch(1, 16).items()}
+    assert np.isclose(mine.step(on_gpu), expected.step(batch(1, 16)), rtol=1e-5)
+    found, wanted = (t.evaluate([batch(2, 16)])["loss"] for t in (mine, expected))
+    assert np.isclose(found, wanted, rtol=1e-5)
