@@ -54,3 +54,9 @@ def arrays(
     """dY, X and W."""
     rng = np.random.default_rng(0)
     return tuple(rng.standard_normal(s).astype(dtype) for s in (output_shape(X, W, attributes), X, W))  # type: ignore[return-value]
+
+
+def is_right_in_onnx_reference(X, W, attributes):
+    """Its ConvTranspose reads groups as if they had one channel each, and its Conv knows up to three axes."""
+    group = attributes.get("group", 1)
+    return len(X) <= 5 and (group == 1 or W[1] == W[0] // group == 1)

@@ -11,10 +11,12 @@ import pytest
 from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 from tests.checks import assert_close, expect, result_dtype, same_bits
+from tests.conv_cases import is_right_in_onnx_reference
 from tests.node_cases import CASES
 from tests.runtime.sessions import bits_of, run_in, session_of
 
 from onnxgrad.op import OPERATORS
+from onnxgrad.ops.conv import conv_grad
 from onnxgrad.runtime.custom_op import ELEMENT_TYPES
 from onnxgrad.tensor_types import DTYPES
 
@@ -22,6 +24,7 @@ ROOT = Path(__file__).parents[1]
 COMMAND = [sys.executable, "-m", "tests.backend_cases"]
 # The types for which stock onnxruntime has kernels of everything that the functions are made of.
 NUMPYS_OWN = {dtype for dtype in DTYPES.values() if dtype.isbuiltin == 1}
+WITHOUT_STOCK_KERNELS = {(conv_grad, np.dtype(np.float64))}  # it convolves in float32 only
 
 
 def test_every_operator_occurs_with_every_type_and_optional_input():
@@ -85,11 +88,10 @@ def test_every_runtime_gives_what_is_stored(case, written):
     op = case.op
     inputs = tuple(feeds.get(i.name) for i in op.inputs)
     dtype = result_dtype(op, inputs, case.attributes)
-    results = {
-        "onnxruntime and our kernels": run_registered(model, op, inputs),
-        "onnx.reference": ReferenceEvaluator(model).run(None, feeds),
-    }
-    if dtype in NUMPYS_OWN:
+    results = {"onnxruntime and our kernels": run_registered(model, op, inputs)}
+    if op is not conv_grad or is_right_in_onnx_reference(*(a.shape for a in inputs[1:]), case.attributes):
+        results["onnx.reference"] = ReferenceEvaluator(model).run(None, feeds)
+    if all(a.dtype in NUMPYS_OWN for a in feeds.values()) and (op, dtype) not in WITHOUT_STOCK_KERNELS:
         results["stock onnxruntime"] = run_stock(model, feeds)
     exact, bounds = expect(op, *inputs, **case.attributes)
     expected = {o.name: both for o, *both in zip(op.outputs, exact, bounds, strict=True)}

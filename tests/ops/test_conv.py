@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.checks import FLOATS, assert_close, call, check, check_refused, examples, expect, layouts
-from tests.conv_cases import CASES, arrays, output_shape
+from tests.conv_cases import CASES, arrays, is_right_in_onnx_reference, output_shape
 from tests.function_models import check_functions, model_of, node_of, session
 
 from onnxgrad import add_functions
@@ -100,12 +100,6 @@ def test_as_in_torch(stride, pad, dilation, group, rank):
         np.testing.assert_allclose(got, tensor.grad.numpy(), rtol=1e-10, atol=1e-10)
 
 
-def _is_right_in_onnx_reference(X, W, attributes):
-    """Its ConvTranspose reads groups as if they had one channel each, and its Conv knows up to three axes."""
-    group = attributes.get("group", 1)
-    return len(X) <= 5 and (group == 1 or W[1] == W[0] // group == 1)
-
-
 def _with_every_attribute(X, W, attributes):
     """As a rule writes them: onnx.reference wants those that a function hands on."""
     rank = len(X) - 2
@@ -118,7 +112,7 @@ def _with_every_attribute(X, W, attributes):
 def test_function(case, dtype):
     X, W, attributes = CASES[case]
     inputs = arrays(X, W, attributes, dtype)
-    if _is_right_in_onnx_reference(X, W, attributes):
+    if is_right_in_onnx_reference(X, W, attributes):
         check_functions(conv_grad, (inputs, _with_every_attribute(X, W, attributes)))
     node, feeds = node_of(conv_grad, inputs, attributes, "")
     expected, bounds = expect(conv_grad, *inputs, **attributes)
