@@ -7,16 +7,21 @@ PY := .venv/bin/python
 demo: .venv/demo
 	$(PY) examples/demo.py
 
-# The tests whose cases go through tests/checks.py to the device under test, and those of calls on a GPU.
-ON_A_GPU := $(patsubst %,tests/ops/test_%.py,gather gather_elements slice softmax layer_normalization dropout activation gelu \
-	conv max_pool average_pool softmax_cross_entropy_loss gru gru_errors) tests/test_golden.py tests/test_cuda_calls.py tests/train/test_optim_cuda.py
+# The tests whose cases go through tests/checks.py to the device under test, and those of calls on a GPU: in two parts
+# that take about as long.
+ON_A_GPU_1 := $(patsubst %,tests/ops/test_%.py,gru gru_errors gather) tests/test_golden.py
+ON_A_GPU_2 := $(patsubst %,tests/ops/test_%.py,gather_elements slice softmax layer_normalization dropout activation gelu conv \
+	max_pool average_pool softmax_cross_entropy_loss) tests/test_cuda_calls.py tests/train/test_optim_cuda.py
 
-# On the CPU, two files at a time, then the Triton kernels in Triton's interpreter, which needs no GPU; its report ends with what it left
-# out. Then sessions once more, in the oldest onnxruntime that will do.
+# On the CPU, two files at a time, then the Triton kernels in Triton's interpreter, which needs no GPU; its reports end
+# with what they left out. Then sessions once more, in the oldest onnxruntime that will do.
 test: .venv/ready .oldest/ready
 	$(PY) -m pytest --numprocesses 2 --dist loadfile
-	TRITON_INTERPRET=1 ONNXGRAD_TEST_DEVICE=interpreter $(PY) -m pytest $(ON_A_GPU)
+	$(MAKE) --jobs 2 --output-sync interpreter-1 interpreter-2
 	PYTHONPATH=.oldest $(PY) -m pytest tests/runtime
+
+interpreter-%: .venv/ready
+	TRITON_INTERPRET=1 ONNXGRAD_TEST_DEVICE=interpreter $(PY) -m pytest $(ON_A_GPU_$*)
 
 # On a GPU, with the Python that is there: numpy, ml_dtypes, onnx, numba, torch and triton are enough, and no network.
 # ONLY="slice gru::test_sizes" runs the tests whose names have one of these words.
