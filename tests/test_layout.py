@@ -16,7 +16,6 @@ SOURCES = sorted(
     path for folder in ("src", "tests", "bench", "docs", "examples") for path in (ROOT / folder).rglob("*.py")
 )
 LONGEST_FILE = 400
-SLOWEST_IMPORT = 0.5
 
 
 def modules(folder):
@@ -98,17 +97,11 @@ def test_files_are_short_and_open_with_a_sentence(path):
     assert path.stem not in ("utils", "util", "helpers", "helper", "common", "misc")
 
 
-def test_import_is_quick_and_loads_no_compiler_and_no_framework():
+def test_import_loads_no_compiler_and_no_framework():
     code = (
-        # Its own time, whatever else the machine is doing.
-        "import sys, time\nstart = time.process_time()\nimport onnxgrad\ntook = time.process_time() - start\n"
-        "heavy = ['numba', 'llvmlite', 'torch', 'triton', 'onnxruntime', 'onnx_ir', 'rich', 'click']\n"
-        "heavy = [m for m in heavy if m in sys.modules]\n"
-        "print(took, *heavy)"
+        "import sys\nimport onnxgrad\n"
+        "heavy = ['numba', 'llvmlite', 'torch', 'triton', 'onnxruntime', 'onnx_ir', 'rich', 'click', 'mpi4py']\n"
+        "print(*[m for m in heavy if m in sys.modules])"
     )
-    runs = [
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-        for _ in range(3)
-    ]
-    assert [run[1:] for run in runs] == [[], [], []]
-    assert min(float(run[0]) for run in runs) < SLOWEST_IMPORT
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
