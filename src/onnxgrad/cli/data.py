@@ -66,12 +66,9 @@ def expect_classes(option: str, columns: Columns, loss: Total | str, classes: Ma
         if not isinstance(part, CrossEntropy) or part.target not in columns:
             continue
         given = columns[part.target]
-        shape = classes.get(part.prediction, ())
-        most = shape[part.axis] if -len(shape) <= part.axis < len(shape) else None
-        most = most if isinstance(most, int) else None
-        example = part.wrong_class(given, most)
-        if example is not None:
-            expected = "0 or more" if most is None else f"0 to {most - 1}"
+        wrong = part.wrong_class(given, classes.get(part.prediction))
+        if wrong is not None:
+            example, expected = wrong
             raise ValueError(
                 f"{option}: {part.target!r} has the class {given[example]} in example {example[0]}, expected "
                 f"{expected}; ignore-index={given[example]} leaves such out"

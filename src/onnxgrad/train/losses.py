@@ -219,16 +219,23 @@ class CrossEntropy(Loss):
             return plain
         return plain * (1 - self.label_smoothing) + self._smooth(prediction, target, weights)
 
-    def wrong_class(self, target: Array, classes: int | None) -> tuple[int, ...] | None:
-        """Where a target is no class and not ignored: such would train other classes, or none, without a word."""
+    def wrong_class(self, target: Array, shape: Sequence[Any] | None) -> tuple[tuple[int, ...], str] | None:
+        """Where a target is no class and not ignored, and what was expected; `shape` is the prediction's, if known.
+
+        Such a target would train other classes, or none, without a word.
+        """
         if self.probabilities or not np.issubdtype(target.dtype, np.integer):
             return None
+        found = shape[self.axis] if shape is not None and -len(shape) <= self.axis < len(shape) else None
+        classes = found if isinstance(found, int) else None
         wrong = target < 0
         if classes is not None:
             wrong |= target >= classes
         if self.ignore_index is not None:
             wrong &= target != self.ignore_index
-        return tuple(np.argwhere(wrong)[0].tolist()) if wrong.any() else None
+        if not wrong.any():
+            return None
+        return tuple(np.argwhere(wrong)[0].tolist()), "0 or more" if classes is None else f"0 to {classes - 1}"
 
     def _smooth(self, prediction: Tensor, target: Tensor, weights: Any) -> Tensor:
         """The part of the even distribution; ignored targets do not count, and the mean is that of the plain loss."""

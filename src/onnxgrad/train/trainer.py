@@ -372,17 +372,14 @@ def _type_of_output(model: ir.Model, name: str) -> Any:
 
 def _expect_classes(loss: Total | str, model: ir.Model, batch: Mapping[str, Any]) -> None:
     """Raises if a target of a batch is no class."""
-    shapes = {v.name: v.shape for v in model.graph.outputs}
+    shapes = {v.name: None if v.shape is None else list(v.shape) for v in model.graph.outputs}
     for part in () if isinstance(loss, str) else loss.parts:
         target = batch.get(part.target)
         if not isinstance(part, CrossEntropy) or not isinstance(target, np.ndarray):
             continue
-        shape = shapes[part.prediction]
-        classes = None if shape is None else shape[part.axis]
-        classes = classes if isinstance(classes, int) else None
-        at = part.wrong_class(target, classes)
-        if at is not None:
-            expected = "0 or more" if classes is None else f"0 to {classes - 1}"
+        wrong = part.wrong_class(target, shapes[part.prediction])
+        if wrong is not None:
+            at, expected = wrong
             raise ValueError(
                 f"the batch's {part.target} has the class {target[at]} at {list(at)}, expected {expected}; "
                 f"CrossEntropy(…, ignore_index={target[at]}) leaves such out"
