@@ -14,6 +14,7 @@ from onnxgrad.checking import evaluator
 from onnxgrad.graph.builder import Builder, op
 from onnxgrad.prepared import prepare
 from onnxgrad.train import losses
+from onnxgrad.train.objective import append_loss
 
 RNG = np.random.default_rng(0)
 SHAPE = (4, 5, 3)
@@ -31,7 +32,7 @@ def model_with(loss, shape=SHAPE):
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     prepared = prepare(ir.from_proto(proto))
     builder = Builder(prepared.model.graph, prepared.opsets)
-    value = losses.append_loss(builder, loss)
+    value = append_loss(builder, loss)
     value.name = "loss"
     prepared.model.graph.outputs.append(value)
     return ir.to_proto(prepared.model)

@@ -11,7 +11,8 @@ from onnxgrad.graph.builder import Builder
 from onnxgrad.graph.recognition import recognise_gelu
 from onnxgrad.prepared import finish, prepare
 from onnxgrad.train.forms import SEED, Statistics, to_inference_form, to_training_form
-from onnxgrad.train.losses import Total, append_loss
+from onnxgrad.train.losses import Total
+from onnxgrad.train.objective import append_loss
 from onnxgrad.train.shares import PLACE, WEIGHTS
 from onnxgrad.train.statistics import measure_together
 
