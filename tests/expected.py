@@ -150,6 +150,17 @@ def _slopes(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Expected:
     return (expected,), (with_storage(precision, expected, bound),)
 
 
+def _permuted_mat_mul(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Expected:
+    """Every element is one sum of products, times a number, of parts whose roundings are at most one more."""
+    precision = PRECISION[result_dtype(op, args, kwargs)]
+    wide = [in_float64(a) for a in args]
+    expected = op.definition(*wide, **kwargs)
+    absolute = op.definition(*(None if a is None else np.where(np.isfinite(a), np.abs(a), 0) for a in wide), **kwargs)
+    depth = args[0].shape[kwargs["permA"][-1] if kwargs.get("permA") else -1]
+    bound = bound_of_sum(precision, np.full_like(absolute, depth + 4), np.abs(absolute))
+    return (expected,), (with_storage(precision, expected, bound),)
+
+
 EXPECTED: dict[str, Callable[..., Expected]] = {
     "ReluGrad": _exact,
     "LeakyReluGrad": _slopes,
@@ -169,6 +180,7 @@ EXPECTED: dict[str, Callable[..., Expected]] = {
     "MaxPoolGrad": _pools,
     "AveragePoolGrad": _pools,
     "ConvGrad": _products,
+    "PermutedMatMul": _permuted_mat_mul,
     "GatherGrad": _sums,
     "GatherElementsGrad": _sums,
     "BroadcastGradientArgs": _exact,

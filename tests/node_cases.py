@@ -35,6 +35,7 @@ from onnxgrad.ops.gelu import (
     quick_gelu_grad,
 )
 from onnxgrad.ops.layer_normalization import layer_normalization_grad, simplified_layer_normalization_grad
+from onnxgrad.ops.matrix import permuted_mat_mul
 from onnxgrad.ops.max_pool import max_pool_grad
 from onnxgrad.ops.softmax import log_softmax_grad_13, softmax_grad_13
 from onnxgrad.ops.softmax_cross_entropy_loss import softmax_cross_entropy_loss_grad
@@ -255,6 +256,26 @@ def _conv_grad() -> Iterator[NodeCase]:
         yield NodeCase(conv_grad, parameters, lambda case=case: conv_cases.arrays(*case), attributes, outputs)
 
 
+def _permuted_mat_mul() -> Iterator[NodeCase]:
+    heads = {"permA": [0, 2, 1, 3], "permB": [0, 2, 3, 1], "permY": [0, 2, 1, 3], "alpha": 0.125}
+    layouts: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+        "rows": ((2, 3, 33), (33, 40), {}),
+        "columns": ((70, 35), (70, 20), {"permA": [1, 0]}),
+        "heads": ((2, 9, 3, 16), (2, 7, 3, 16), heads),
+        "turned": ((2, 9, 3, 16), (2, 7, 3, 16), {**heads, "permY": [0, 3, 1, 2]}),
+    }
+    for (name, (A, B, attributes)), dtype, has_bias in itertools.product(layouts.items(), FLOATS, (False, True)):
+
+        def make(A=A, B=B, attributes=attributes, dtype=dtype, has_bias=has_bias):
+            rng = np.random.default_rng(0)
+            columns = B[attributes["permB"][-1] if "permB" in attributes else -1]
+            bias = rng.standard_normal(columns).astype(dtype) if has_bias else None
+            return rng.standard_normal(A).astype(dtype), rng.standard_normal(B).astype(dtype), bias
+
+        parameters = {"type": str(dtype), "layout": name, "absent": _without([] if has_bias else ["bias"])}
+        yield NodeCase(permuted_mat_mul, parameters, make, attributes)
+
+
 def _seeded_dropout() -> Iterator[NodeCase]:
     for dtype, ratio in itertools.product(FLOATS, (0.0, 0.25)):
 
@@ -336,6 +357,7 @@ CASES = [
     *_broadcast_gradient_args(),
     *_slice_grad(),
     *_conv_grad(),
+    *_permuted_mat_mul(),
     *_softmax_grads(),
     *_layer_normalization_grads(),
     *_loss_grad(),

@@ -65,7 +65,7 @@ def prepare(model: ir.Model) -> Prepared:
 def finish(prepared: Prepared) -> ir.Model:
     """Drops what nothing needs, and adds the functions of our operators."""
     model = prepared.model
-    _drop_dead(model.graph)
+    drop_dead(model.graph)
     for value, shape in prepared.nameless:
         value.shape = shape
     used = {node.domain for node in model.graph.all_nodes()}
@@ -178,7 +178,7 @@ def _name_dimensions(graph: ir.Graph) -> list[tuple[str, ir.Shape]]:
     return renamed
 
 
-def _drop_dead(graph: ir.Graph) -> None:
+def drop_dead(graph: ir.Graph) -> None:
     """Removes nodes whose results nobody uses, and blanks outputs of our operators that nobody uses.
 
     The last one keeps a name: onnx_ir drops empty names at the end, which onnxruntime wants for a function's outputs.

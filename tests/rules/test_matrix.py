@@ -108,3 +108,21 @@ def test_det_says_that_it_is_not_written():
     model, _ = model_of_node("Det", [random(3, 3)])
     with pytest.raises(NotImplementedError, match="the gradient of Det with respect to 'in_0' is not written"):
         onnxgrad.gradient(model, "in_0")
+
+
+@pytest.mark.parametrize(
+    ("A", "B", "attributes"),
+    [
+        ((2, 3), (3, 4), {"alpha": 0.5}),
+        ((3, 2), (4, 3), {"permA": [1, 0], "permB": [1, 0], "permY": [1, 0]}),
+        ((2, 3, 2, 4), (2, 3, 5, 4), {"permB": [0, 1, 3, 2], "permY": [0, 2, 1, 3]}),
+        ((2, 1, 3, 4), (3, 4, 2), {"alpha": 2.0}),
+        ((3, 2, 4), (2, 4), {"permA": [1, 0, 2], "permB": [1, 0]}),
+    ],
+)
+@pytest.mark.parametrize("has_bias", [False, True], ids=["", "bias"])
+def test_permuted_mat_mul(A, B, attributes, has_bias):
+    columns = B[attributes["permB"][-1] if "permB" in attributes else -1]
+    bias = [RNG.standard_normal(columns)] if has_bias else []
+    inputs = RNG.standard_normal(A), RNG.standard_normal(B), *bias
+    check_rule("PermutedMatMul", *inputs, domain="com.microsoft", **attributes)

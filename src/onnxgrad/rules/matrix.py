@@ -1,5 +1,7 @@
 """Products of matrices."""
 
+from collections.abc import Sequence
+
 from onnxgrad.backward import sum_to_shape
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
@@ -81,3 +83,33 @@ def _gemm_right(g: Tensor, n: NodeView) -> Tensor:
 
 vjp("Gemm", A=_gemm_left, B=_gemm_right, C=lambda g, n: sum_to_shape(g, n.C) * n.beta)
 vjp("Det", X=todo)
+
+
+def _permuted(x: Tensor, perm: Sequence[int] | None) -> Tensor:
+    return x if not perm else op.Transpose(x, perm=list(perm))
+
+
+def _back(x: Tensor, perm: Sequence[int] | None) -> Tensor:
+    """What `_permuted` was given, of what it gave."""
+    return x if not perm else op.Transpose(x, perm=[list(perm).index(k) for k in range(len(perm))])
+
+
+def _permuted_left(g: Tensor, n: NodeView) -> Tensor:
+    A, B = _permuted(n.A, n.permA), _permuted(n.B, n.permB)
+    part = product_left(_back(g, n.permY), A, B)
+    return _back(part if _batches_as(B, A) else sum_to_shape(part, A), n.permA) * n.alpha
+
+
+def _permuted_right(g: Tensor, n: NodeView) -> Tensor:
+    A, B = _permuted(n.A, n.permA), _permuted(n.B, n.permB)
+    part = product_right(_back(g, n.permY), A, B)
+    return _back(part if B.rank == 2 or _batches_as(A, B) else sum_to_shape(part, B), n.permB) * n.alpha
+
+
+vjp(
+    "PermutedMatMul",
+    domain="com.microsoft",
+    A=_permuted_left,
+    B=_permuted_right,
+    bias=lambda g, n: sum_to_shape(_back(g, n.permY), n.bias),
+)

@@ -20,6 +20,8 @@ VOID = -1  # what a function without a result returns: nothing is wrong
 def words_of(value: Any) -> list[Any]:
     """An argument as Numba hands it over: numbers, and the array itself where its address belongs."""
     if isinstance(value, np.ndarray):
+        if not value.flags.c_contiguous:
+            raise TypeError("a kernel takes an array that is not in C order, of which a plan keeps no copy")
         strides = [int(s) for s in value.strides]
         return [0, 0, value.size, value.itemsize, value, *(int(d) for d in value.shape), *strides]
     if isinstance(value, tuple):

@@ -19,6 +19,10 @@ class Device(Protocol):
     piece: int  # elements of a parameter that one task updates
     providers: Sequence[Any]  # of sessions
 
+    @property
+    def has_tiles(self) -> bool:
+        """Whether PermutedMatMul is faster than what onnxruntime multiplies with."""
+
     def zeros(self, length: int, dtype: Any) -> Any:
         """A new vector."""
 
@@ -53,6 +57,12 @@ class Cpu:
     name = "cpu"
     piece = 1 << 15
     providers: Sequence[Any] = ("CPUExecutionProvider",)
+
+    @property
+    def has_tiles(self) -> bool:
+        from onnxgrad.cpu.core.tiles import have_tiles  # here, since it loads Numba
+
+        return have_tiles()
 
     def zeros(self, length: int, dtype: Any) -> Array:
         itemsize = np.dtype(dtype).itemsize
@@ -93,6 +103,7 @@ class Cuda:
 
     name = "cuda"
     piece = 1 << 12
+    has_tiles = False
 
     def __init__(self, place: int | None = None) -> None:
         try:

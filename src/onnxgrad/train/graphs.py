@@ -13,6 +13,7 @@ from onnxgrad.prepared import finish, prepare
 from onnxgrad.train.forms import SEED, Statistics, to_inference_form, to_training_form
 from onnxgrad.train.losses import Total
 from onnxgrad.train.objective import append_loss
+from onnxgrad.train.products import use_permuted_products
 from onnxgrad.train.shares import PLACE, WEIGHTS
 from onnxgrad.train.statistics import measure_together
 
@@ -37,9 +38,13 @@ class EvaluationGraph(NamedTuple):
 
 
 def step_graph(
-    model: Any, loss: Total | str, trainable: str | Sequence[str] | None, group: int | None = None
+    model: Any,
+    loss: Total | str,
+    trainable: str | Sequence[str] | None,
+    group: int | None = None,
+    by_tiles: bool = False,
 ) -> StepGraph:
-    """Training form, loss, gradients.
+    """Training form, loss, gradients; `by_tiles`: with products for tile units.
 
     With the number of a `group` of ranks (ops/all_reduce.py), of one rank's part of a batch.
     """
@@ -67,6 +72,8 @@ def step_graph(
     for value in [v for v in final.outputs if v.name not in wanted]:
         final.outputs.remove(value)
     _weights_to_inputs(final, [n for s in statistics for n in s.current])
+    if by_tiles:
+        use_permuted_products(final)
     return StepGraph(made.model, name, made.gradients, statistics, drops, wide)
 
 

@@ -81,7 +81,8 @@ class Trainer:
         self.gradient_norm = 0.0  # of the last update, before clipping
         self._place: Place | None = None  # of a fit() at work, or of one that a checkpoint was saved by
         self._shares = Shares(ranks, loss) if isinstance(ranks, Ranks) else None
-        self._step = step_graph(model, loss, trainable, ranks.group if isinstance(ranks, Ranks) else None)
+        by_tiles = all(ranks.everybodys(self._device.has_tiles))
+        self._step = step_graph(model, loss, trainable, ranks.group if isinstance(ranks, Ranks) else None, by_tiles)
         self._make_arrays(shard_optimizer)
         self._make_sessions(loss)
         if self._exchange is not None:

@@ -1,0 +1,213 @@
+"""Products of float32 matrices by tiles, of any size and layout, one or many.
+
+A task makes some rows and columns of a product. It packs what it needs of the right matrix, DEPTH numbers along k at a
+time, which stays in the second-level cache, and multiplies it with one panel of rows of the left one after the other.
+So a part of either matrix is packed by several tasks, but none waits for another.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from onnxgrad.cpu.core.gemm import CACHE_LINE, aligned
+from onnxgrad.cpu.core.jit import native
+from onnxgrad.cpu.core.parallel import parallel
+from onnxgrad.cpu.core.rows import begin_rows, put
+from onnxgrad.cpu.core.tiles import (
+    BLOCK_WORDS,
+    PANEL,
+    PARTS,
+    SIDE,
+    STEP,
+    TILE_WORDS,
+    begin_tiles,
+    end_tiles,
+    multiply_panels,
+    pack_tile,
+)
+from onnxgrad.tensor_types import Array
+
+DEPTH = 256  # numbers along k at a time; fixed, since it orders the additions
+COLUMNS = 512  # at most, of a task: as many as packed stay in the second-level cache
+FEWEST = 128  # rows or columns of a task that shares its columns or rows with others: fewer are not worth the packing
+
+
+@native
+def _pack_panel(
+    is_left: bool,
+    source: Array,
+    start: int,
+    line: int,
+    step: int,
+    lines: int,
+    depth: int,
+    factor: Any,
+    packed: Array,
+    at: int,
+) -> bool:
+    """Packs up to PANEL rows of the left matrix, or columns of the right one, `line` apart, with their k `step` apart.
+
+    Gives whether there is something in it that parts cannot express.
+    """
+    is_bad = False
+    edge = np.empty(SIDE * STEP, source.dtype)
+    for block in range((depth + STEP - 1) // STEP):
+        count = min(STEP, depth - block * STEP)
+        for half in range(2):
+            valid = min(SIDE, lines - half * SIDE)
+            here = start + half * SIDE * line + block * STEP * step
+            to = at + block * BLOCK_WORDS + half * TILE_WORDS
+            if valid <= 0:
+                for part in range(PARTS):
+                    for i in range(TILE_WORDS):
+                        packed[to + 2 * part * TILE_WORDS + i] = 0
+                continue
+            numbers, begin, is_along, apart = source, here, step == 1, line if step == 1 else step
+            if valid < SIDE or count < STEP or (step != 1 and line != 1):
+                _fill_edge(edge, source, here, line, step, valid, count)
+                numbers, begin, apart = edge, 0, STEP if is_along else SIDE
+            if is_left:
+                if is_along:
+                    is_bad |= pack_tile(1, 1, numbers, begin, apart, factor, packed, to)
+                else:
+                    is_bad |= pack_tile(1, 0, numbers, begin, apart, factor, packed, to)
+            elif is_along:
+                is_bad |= pack_tile(0, 1, numbers, begin, apart, factor, packed, to)
+            else:
+                is_bad |= pack_tile(0, 0, numbers, begin, apart, factor, packed, to)
+    return is_bad
+
+
+@native
+def _fill_edge(edge: Array, source: Array, here: int, line: int, step: int, valid: int, count: int) -> None:
+    """What there is of a tile, and zeros: k side by side if it is so in the source, else the lines."""
+    edge[:] = 0
+    if step == 1:
+        for i in range(valid):
+            for k in range(count):
+                edge[i * STEP + k] = source[here + i * line + k]
+    else:
+        for k in range(count):
+            for i in range(valid):
+                edge[k * SIDE + i] = source[here + i * line + k * step]
+
+
+@native
+def _multiply_rows(
+    left: Array,
+    left_at: int,
+    rows: int,
+    right: Array,
+    right_at: int,
+    blocks: int,
+    columns: int,
+    c: Array,
+    start: int,
+    row: int,
+    column: int,
+    accumulate: bool,
+    edge: Array,
+    edge_at: int,
+) -> None:
+    """A panel of the left matrix times panels of the right one. `edge` is room for a piece that does not fit c."""
+    for first in range(0, columns, PANEL):
+        panel = right_at + first // PANEL * blocks * BLOCK_WORDS
+        valid, at = min(PANEL, columns - first), start + first * column
+        if rows == PANEL and valid == PANEL and column == 1:
+            multiply_panels(left, left_at, right, panel, blocks, c, at, row, accumulate)
+        else:
+            multiply_panels(left, left_at, right, panel, blocks, edge, edge_at, PANEL, False)
+            put(edge, edge_at, PANEL, rows, valid, c, at, row, column, accumulate)
+
+
+@native
+def _task(
+    number: int,
+    a: Array,
+    b: Array,
+    c: Array,
+    bias: Array,
+    starts: Array,
+    steps: Any,
+    sizes: Any,
+    factor: Any,
+    shares: Any,
+    bad: Array,
+) -> None:
+    """Some rows and columns of one product."""
+    a_row, a_k, b_k, b_column, c_row, c_column = steps
+    rows, columns, depth = sizes
+    height, width = shares
+    which, piece = divmod(number, (rows + height - 1) // height * ((columns + width - 1) // width))
+    column, first = divmod(piece, (rows + height - 1) // height)
+    column, first = column * width, first * height
+    height, width = min(height, rows - first), min(width, columns - column)
+    a_start, b_start = starts[which, 0] + first * a_row, starts[which, 1] + column * b_column
+    c_start = starts[which, 2] + first * c_row + column * c_column
+
+    panel_words = (min(depth, DEPTH) + STEP - 1) // STEP * BLOCK_WORDS
+    right = np.empty((width + PANEL - 1) // PANEL * panel_words + CACHE_LINE, np.int32)
+    left, edge = np.empty(panel_words + CACHE_LINE, np.int32), np.empty(PANEL * PANEL + CACHE_LINE, np.float32)
+    right_at, left_at, edge_at = aligned(right), aligned(left), aligned(edge)
+    is_bad = False
+    begin_tiles()
+    for k in range(0, depth, DEPTH):
+        deep = min(DEPTH, depth - k)
+        blocks = (deep + STEP - 1) // STEP
+        for j in range(0, width, PANEL):
+            at, to = b_start + k * b_k + j * b_column, right_at + j // PANEL * blocks * BLOCK_WORDS
+            is_bad |= _pack_panel(False, b, at, b_column, b_k, min(PANEL, width - j), deep, np.float32(1), right, to)
+        for i in range(0, height, PANEL):
+            valid, at, to = min(PANEL, height - i), a_start + i * a_row + k * a_k, c_start + i * c_row
+            is_bad |= _pack_panel(True, a, at, a_row, a_k, valid, deep, np.float32(factor), left, left_at)
+            accumulate = k > 0
+            if k == 0 and bias.size > 0:
+                begin_rows(c, to, c_row, c_column, valid, width, bias, column)
+                accumulate = True
+            _multiply_rows(
+                left, left_at, valid, right, right_at, blocks, width, c, to, c_row, c_column, accumulate, edge, edge_at
+            )
+    end_tiles()
+    if is_bad:
+        bad[0] = 1
+
+
+@native
+def _shares(count: int, rows: int, columns: int, threads: int) -> Any:
+    """Rows and columns of a task: enough tasks for all threads, twice over, and little packed more than once."""
+    wanted = (2 * threads + count - 1) // count
+    fewest = (columns + COLUMNS - 1) // COLUMNS
+    best_across = best_down = 1
+    least = -1
+    for across in range(fewest, max(fewest, min(wanted, columns // FEWEST)) + 1):
+        down = max(1, min((wanted + across - 1) // across, rows // FEWEST))
+        packed = across * rows + down * columns
+        if least < 0 or packed < least:
+            best_across, best_down, least = across, down, packed
+    height, width = (rows + best_down - 1) // best_down, (columns + best_across - 1) // best_across
+    return (height + PANEL - 1) // PANEL * PANEL, (width + PANEL - 1) // PANEL * PANEL
+
+
+@native
+def tiled_product(
+    a: Array,
+    b: Array,
+    c: Array,
+    bias: Array,
+    starts: Array,
+    steps: Any,
+    sizes: Any,
+    factor: Any,
+    threads: int,
+    scheduler: int,
+) -> bool:
+    """c = factor · a · b + bias for each row of `starts`. False if it cannot be had so, and c holds anything.
+
+    The arguments are as core/product.py describes them; none of the sizes is 0.
+    """
+    bad = np.zeros(1, np.int64)
+    rows, columns, _ = sizes
+    height, width = shares = _shares(starts.shape[0], rows, columns, threads)
+    tasks = starts.shape[0] * ((rows + height - 1) // height) * ((columns + width - 1) // width)
+    parallel(scheduler, tasks, _task, (a, b, c, bias, starts, steps, sizes, factor, shares, bad))
+    return bad[0] == 0

@@ -1,0 +1,266 @@
+"""Products of float32 matrices on the tile units that some processors have for bfloat16 (Intel's AMX).
+
+A float32 number is the exact sum of three bfloat16 numbers, so a product is one of nine products. The six larger ones
+are computed, each added up in float32; the other three are below 2⁻²⁶ of the result, less than float32 rounds off. So
+the results are as good as those of float32 arithmetic, at three times its speed: 420 against 120 GFLOP/s on one core.
+
+What is packed lies in blocks of STEP numbers along k. A block is one tile of each of the three parts for each 16 rows,
+or columns, of a panel. The matrix on the left has k along a tile's rows, that on the right in pairs down its columns.
+"""
+
+import ctypes
+import functools
+import platform
+import sys
+from typing import Any
+
+import llvmlite.binding as llvm
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+
+from onnxgrad.cpu.core.jit import machine_code
+
+STEP = 32  # numbers along k in a tile
+SIDE = 16  # rows of a tile
+PANEL = 2 * SIDE  # rows or columns that are multiplied at a time: 2 × 2 tiles hold sums
+PARTS = 3
+TILE_WORDS = SIDE * SIDE  # 32-bit words in a tile
+BLOCK_WORDS = 2 * PARTS * TILE_WORDS  # in a block of a panel
+
+INT8, INT32, INT64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+WORDS, FLOATS = ir.VectorType(INT32, SIDE), ir.VectorType(ir.FloatType(), SIDE)
+
+_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
+
+
+@functools.cache
+def have_tiles() -> bool:
+    """Whether the processor has them and the system lets this process use them."""
+    features = llvm.get_host_cpu_features()
+    if sys.platform != "linux" or platform.machine() != "x86_64" or not features.get("avx512f"):
+        return False
+    if not (features.get("amx-tile") and features.get("amx-bf16")):
+        return False
+    return bool(ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0)
+
+
+class _Writer:
+    """Writes vector instructions."""
+
+    def __init__(self, builder: ir.IRBuilder) -> None:
+        self.builder = builder
+
+    def intrinsic(self, result: Any, arguments: list[Any], name: str) -> Any:
+        kind = ir.FunctionType(result, arguments)
+        return cgutils.get_or_insert_function(self.builder.module, kind, name)
+
+    def spread(self, word: int) -> Any:
+        return ir.Constant(WORDS, [word] * SIDE)
+
+    def shuffle(self, first: Any, second: Any, places: list[int]) -> Any:
+        return self.builder.shuffle_vector(first, second, ir.Constant(WORDS, places))
+
+    def load(self, kind: Any, base: Any, offset: Any) -> Any:
+        place = self.builder.gep(base, [offset])
+        return self.builder.load(self.builder.bitcast(place, kind.as_pointer()), align=4)
+
+    def store(self, vector: Any, base: Any, offset: Any) -> None:
+        place = self.builder.gep(base, [offset])
+        self.builder.store(vector, self.builder.bitcast(place, vector.type.as_pointer()), align=4)
+
+    def parts(self, number: Any) -> list[Any]:
+        """Three vectors of bfloat16 numbers, in the upper halves of words, whose sum the float32 numbers are."""
+        b = self.builder
+        found = []
+        for _ in range(PARTS - 1):
+            bits = b.add(b.bitcast(number, WORDS), self.spread(0x8000))  # to the nearest
+            found.append(b.and_(bits, self.spread(0xFFFF0000)))
+            number = b.fsub(number, b.bitcast(found[-1], FLOATS))
+        # Of what is left nothing is cut off, unless it is below all normal numbers.
+        return [*found, b.and_(b.bitcast(number, WORDS), self.spread(0xFFFF0000))]
+
+    def turned(self, rows: list[Any]) -> list[Any]:
+        """The columns of 16 vectors."""
+        for distance in (8, 4, 2, 1):
+            # Rows `distance` apart swap the halves of every 2 · distance columns that are on the wrong side.
+            low = [i if i & distance == 0 else SIDE + i - distance for i in range(SIDE)]
+            high = [i + distance if i & distance == 0 else SIDE + i for i in range(SIDE)]
+            new = list(rows)
+            for i in range(SIDE):
+                if i & distance == 0:
+                    new[i] = self.shuffle(rows[i], rows[i + distance], low)
+                    new[i + distance] = self.shuffle(rows[i], rows[i + distance], high)
+            rows = new
+        return rows
+
+
+@machine_code
+def pack_tile(
+    typing_context: Any,
+    is_left: Any,
+    is_along: Any,
+    source: Any,
+    start: Any,
+    step: Any,
+    factor: Any,
+    packed: Any,
+    at: Any,
+) -> Any:
+    """Lays 16 rows (of the left matrix, else columns) of STEP numbers · factor out as a tile of each of three parts.
+
+    `is_along`: the numbers of a row stand side by side and rows `step` apart, else the other way round. The parts lie
+    2 tiles apart. Gives whether one is infinite, no number, or too large for bfloat16: then the parts say nothing.
+    """
+    left, along = bool(is_left.literal_value), bool(is_along.literal_value)
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
+        _, _, source_array, first, distance, scale, packed_array, place = values
+        w = _Writer(builder)
+        from_ = builder.gep(context.make_array(source)(context, builder, source_array).data, [first])
+        to = builder.gep(context.make_array(packed)(context, builder, packed_array).data, [place])
+        undefined = ir.Constant(FLOATS, ir.Undefined)
+        scale = builder.shuffle_vector(
+            builder.insert_element(undefined, scale, INT32(0)), undefined, ir.Constant(WORDS, [0] * SIDE)
+        )
+        fma = w.intrinsic(FLOATS, [FLOATS] * 3, "llvm.fma.v16f32")
+        zeros = ir.Constant(FLOATS, [0.0] * SIDE)
+        watch = cgutils.alloca_once_value(builder, zeros)  # turns to nan at a part that is infinite or no number
+        with cgutils.for_range(builder, INT64(SIDE), intp=INT64) as rows:
+            here = builder.mul(distance, rows.index)
+            if along:
+                both = [w.load(FLOATS, from_, builder.add(here, INT64(SIDE * half))) for half in range(2)]
+                pair = [w.shuffle(both[0], both[1], [2 * i + odd for i in range(SIDE)]) for odd in range(2)]
+            else:
+                here = builder.add(here, here)
+                pair = [w.load(FLOATS, from_, offset) for offset in (here, builder.add(here, distance))]
+            parts = [w.parts(builder.fmul(number, scale)) for number in pair]
+            for largest, *_ in parts:
+                seen = builder.call(fma, [builder.bitcast(largest, FLOATS), zeros, builder.load(watch)])
+                builder.store(seen, watch)
+            for part, (even, odd) in enumerate(zip(*parts, strict=True)):
+                words = builder.or_(builder.lshr(even, w.spread(16)), odd)
+                row = builder.mul(rows.index, INT64(SIDE))
+                w.store(words, to, builder.add(row, INT64(2 * part * TILE_WORDS)))
+        if left != along:
+            with cgutils.for_range(builder, INT64(PARTS), intp=INT64) as parts_:
+                tile = builder.mul(parts_.index, INT64(2 * TILE_WORDS))
+                places = [builder.add(tile, INT64(row * SIDE)) for row in range(SIDE)]
+                for place_, words in zip(places, w.turned([w.load(WORDS, to, p) for p in places]), strict=True):
+                    w.store(words, to, place_)
+        last = builder.load(watch)
+        is_bad = builder.fcmp_unordered("uno", last, last)
+        return builder.icmp_signed("!=", builder.bitcast(is_bad, ir.IntType(SIDE)), ir.IntType(SIDE)(0))
+
+    n = types.int64
+    return types.boolean(is_left, is_along, source, n, n, types.float32, packed, n), generate
+
+
+class _Tiles:
+    """Writes tile instructions: tiles 0 to 3 hold sums, 4 and 5 are of the left matrix, 6 and 7 of the right one."""
+
+    def __init__(self, builder: ir.IRBuilder) -> None:
+        self._builder, self._writer = builder, _Writer(builder)
+
+    def call(self, name: str, tiles: list[int], *others: Any) -> None:
+        arguments = [INT8(tile) for tile in tiles] + list(others)
+        function = self._writer.intrinsic(ir.VoidType(), [a.type for a in arguments], f"llvm.x86.{name}")
+        self._builder.call(function, arguments)
+
+    def pair(self, first: int, base: Any, part: int) -> None:
+        """Loads the two tiles of a part."""
+        for half in range(2):
+            place = self._builder.gep(base, [INT64((2 * part + half) * TILE_WORDS * 4)])
+            self.call("tileloadd64", [first + half], place, INT64(SIDE * 4))
+
+    def multiply(self) -> None:
+        for total in range(4):
+            self.call("tdpbf16ps", [total, 4 + total // 2, 6 + total % 2])
+
+    def sums(self, name: str, base: Any, row_bytes: Any) -> None:
+        """Loads or stores the sums, from or to 32 × 32 numbers."""
+        for total in range(4):
+            down = self._builder.mul(row_bytes, INT64(total // 2 * SIDE))
+            offset = self._builder.add(down, INT64(total % 2 * SIDE * 4))
+            self.call(name, [total], self._builder.gep(base, [offset]), row_bytes)
+
+
+# Left and right part of each product, the small ones first; from one to the next only one side changes.
+ORDER = ((0, 2), (0, 1), (1, 1), (1, 0), (2, 0), (0, 0))
+
+
+@machine_code
+def multiply_panels(
+    typing_context: Any,
+    left: Any,
+    left_at: Any,
+    right: Any,
+    right_at: Any,
+    blocks: Any,
+    c: Any,
+    at: Any,
+    row: Any,
+    accumulate: Any,
+) -> Any:
+    """c[i, j] (+)= Σ_k left[i, k] · right[k, j] for a panel of either side, c's rows `row` apart.
+
+    Between `begin_tiles` and `end_tiles`. What is packed begins on a cache line: it takes four times as long if not.
+    """
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
+        left_array, left_start, right_array, right_start, count, c_array, c_start, c_row, add = values
+        bytes_ = INT8.as_pointer()
+
+        def pointer(kind: Any, array: Any, start: Any) -> Any:
+            data = context.make_array(kind)(context, builder, array).data
+            return builder.bitcast(builder.gep(data, [start]), bytes_)
+
+        tiles = _Tiles(builder)
+        left_base, right_base = pointer(left, left_array, left_start), pointer(right, right_array, right_start)
+        c_base, row_bytes = pointer(c, c_array, c_start), builder.mul(c_row, INT64(4))
+        with builder.if_else(add) as (onto, anew):
+            with onto:
+                tiles.sums("tileloadd64", c_base, row_bytes)
+            with anew:
+                for total in range(4):
+                    tiles.call("tilezero", [total])
+        with cgutils.for_range(builder, count, intp=INT64) as loop:
+            offset = builder.mul(loop.index, INT64(BLOCK_WORDS * 4))
+            bases = builder.gep(left_base, [offset]), builder.gep(right_base, [offset])
+            now: list[int | None] = [None, None]
+            for parts in ORDER:
+                for side, part in enumerate(parts):
+                    if now[side] != part:
+                        tiles.pair(4 + 2 * side, bases[side], part)
+                        now[side] = part
+                tiles.multiply()
+        tiles.sums("tilestored64", c_base, row_bytes)
+        return context.get_dummy_value()
+
+    n = types.int64
+    return types.void(left, n, right, n, n, c, n, n, types.boolean), generate
+
+
+@machine_code
+def begin_tiles(typing_context: Any) -> Any:
+    """Sets the tile unit of this thread up: eight tiles of 16 rows of 64 bytes."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
+        columns = b"".join(n.to_bytes(2, "little") for n in [64] * 8 + [0] * 8)
+        layout = bytes([1, *[0] * 15]) + columns + bytes([SIDE] * 8 + [0] * 8)
+        place = cgutils.alloca_once_value(builder, ir.Constant(ir.ArrayType(INT8, 64), bytearray(layout)))
+        _Tiles(builder).call("ldtilecfg", [], builder.bitcast(place, INT8.as_pointer()))
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@machine_code
+def end_tiles(typing_context: Any) -> Any:
+    """Leaves the tile unit as it was: a system that switches threads need not save its kilobytes."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
+        _Tiles(builder).call("tilerelease", [])
+        return context.get_dummy_value()
+
+    return types.void(), generate

@@ -1,0 +1,72 @@
+"""PermutedMatMul on the CPU: products of matrices that lie in memory in any order, half types widened to float32."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from onnxgrad.cpu.core.convert import narrow, widen
+from onnxgrad.cpu.core.gemm import gemm_address
+from onnxgrad.cpu.core.product import product_by_tiles, product_by_vectors
+from onnxgrad.cpu.core.recurrent import input_of, working_copy
+from onnxgrad.cpu.core.tiles import have_tiles
+from onnxgrad.tensor_types import Array
+from onnxgrad.threads import get_num_threads, launch
+
+Axes = list[tuple[int, int]]  # size and step in memory of each
+
+
+def permuted_mat_mul(
+    A: Array,
+    B: Array,
+    bias: Array | None,
+    Y: Array,
+    alpha: float,
+    permA: Sequence[int] | None,
+    permB: Sequence[int] | None,
+    permY: Sequence[int] | None,
+) -> None:
+    if Y.size == 0:
+        return
+    a, b, offset, result = widen(A), widen(B), input_of(bias, A.dtype), working_copy(Y, A.dtype)
+    starts, steps, sizes = _layout(_axes(A, permA), _axes(B, permB), _axes(Y, _undone(permY)))
+    if steps[5] != 1 and steps[4] == 1 and bias is None:  # the columns stand side by side: transpose all three
+        a_row, a_k, b_k, b_column, c_row, c_column = steps
+        a, b, starts = b, a, np.ascontiguousarray(starts[:, [1, 0, 2]])
+        steps, sizes = (b_column, b_k, a_k, a_row, c_column, c_row), (sizes[1], sizes[0], sizes[2])
+    native = product_by_tiles if result.itemsize == 4 and have_tiles() else product_by_vectors
+    work = len(starts) * sizes[0] * sizes[1] * sizes[2] // 16  # counted as bytes that many threads might go over
+    launch(
+        native, a, b, result, offset, starts, steps, sizes, float(alpha), get_num_threads(), gemm_address(result.dtype),
+        bytes_touched=work,
+    )  # fmt: skip
+    narrow(result, Y)
+
+
+def _axes(array: Array, perm: Sequence[int] | None) -> Axes:
+    """Of the array in C order, which is what native code gets."""
+    axes = [(size, math.prod(array.shape[k + 1 :])) for k, size in enumerate(array.shape)]
+    return axes if not perm else [axes[k] for k in perm]
+
+
+def _undone(perm: Sequence[int] | None) -> list[int] | None:
+    return None if not perm else [list(perm).index(k) for k in range(len(perm))]
+
+
+def _layout(a: Axes, b: Axes, c: Axes) -> tuple[Array, tuple[int, ...], tuple[int, int, int]]:
+    """`starts`, `steps` and `sizes`, as core/product.py describes them."""
+    (rows, a_row), (depth, a_k), (_, b_k), (columns, b_column) = *a[-2:], *b[-2:]
+    (_, c_row), (_, c_column) = c[-2:]
+    batches = [(size, _step(a, k), _step(b, k), step) for k, (size, step) in enumerate(c[:-2], -len(c)) if size > 1]
+    # Matrices that follow one another and are multiplied with the same one are one matrix.
+    while batches and batches[-1][1:] == (rows * a_row, 0, rows * c_row):
+        rows *= batches.pop()[0]
+    starts = np.zeros((1, 3), np.int64)
+    for size, *steps in batches:
+        starts = (starts[:, None] + np.arange(size)[:, None] * np.array(steps)).reshape(-1, 3)
+    return starts, (a_row, a_k, b_k, b_column, c_row, 1 if columns == 1 else c_column), (rows, columns, depth)
+
+
+def _step(axes: Axes, k: int) -> int:
+    """The step along an axis counted from the last, 0 where it is broadcast."""
+    return 0 if -k > len(axes) or axes[k][0] == 1 else axes[k][1]

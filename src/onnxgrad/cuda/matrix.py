@@ -1,0 +1,33 @@
+"""PermutedMatMul on CUDA: cuBLAS, by way of torch, which takes permuted tensors as they are."""
+
+from collections.abc import Sequence
+
+import torch
+
+from onnxgrad.cuda.core.indices import BadIndex
+from onnxgrad.cuda.core.launch import sums_dtype
+
+
+def permuted_mat_mul(
+    A: torch.Tensor,
+    B: torch.Tensor,
+    bias: torch.Tensor | None,
+    Y: torch.Tensor,
+    alpha: float,
+    permA: Sequence[int] | None,
+    permB: Sequence[int] | None,
+    permY: Sequence[int] | None,
+    bad: BadIndex,
+) -> None:
+    """No index can be bad."""
+    work = sums_dtype(A.dtype)
+    product = torch.matmul(_turned(A.to(work), permA), _turned(B.to(work), permB))
+    if alpha != 1:
+        product = product * alpha
+    if bias is not None:
+        product = product + bias.to(work)
+    Y.copy_(_turned(product, permY))
+
+
+def _turned(x: torch.Tensor, perm: Sequence[int] | None) -> torch.Tensor:
+    return x if not perm else x.permute(list(perm))

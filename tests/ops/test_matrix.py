@@ -1,0 +1,172 @@
+"""PermutedMatMul against its definition, its ONNX function, float32's own accuracy, and its error sentences."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.checks import DEVICE, FLOATS, call, check, check_refused, examples, layouts, on_threads, same_bits
+from tests.function_models import check_functions
+
+from onnxgrad.ops.matrix import permuted_mat_mul
+
+HEADS = {"permA": [0, 2, 1, 3], "permB": [0, 2, 3, 1]}
+# {name: (shape of A, shape of B, attributes)}; sizes reach past tiles, panels and blocks along k
+CASES = {
+    "one number": ((1, 1), (1, 1), {}),
+    "a row": ((1, 40), (40, 33), {}),
+    "a column": ((33, 300), (300, 1), {}),
+    "whole panels": ((64, 64), (64, 96), {}),
+    "beyond panels": ((45, 70), (70, 51), {}),
+    "deep": ((40, 600), (600, 35), {"alpha": 0.5}),
+    "wide": ((33, 30), (30, 1100), {}),
+    "tall": ((700, 30), (30, 33), {}),
+    "A transposed": ((70, 45), (70, 51), {"permA": [1, 0]}),
+    "B transposed": ((45, 70), (51, 70), {"permB": [1, 0], "alpha": -2.0}),
+    "all transposed": ((70, 45), (51, 70), {"permA": [1, 0], "permB": [1, 0], "permY": [1, 0]}),
+    "result transposed": ((45, 70), (70, 51), {"permY": [1, 0]}),
+    "many rows of one matrix": ((2, 3, 17, 33), (33, 40), {}),
+    "a matrix for all": ((17, 33), (4, 33, 40), {}),
+    "broadcast": ((3, 1, 17, 33), (4, 33, 20), {}),
+    "heads": ((2, 20, 3, 33), (2, 35, 3, 33), HEADS),
+    "heads back": ((2, 20, 3, 33), (2, 35, 3, 33), {**HEADS, "permY": [0, 2, 1, 3]}),
+    "heads turned": ((2, 20, 3, 33), (2, 35, 3, 33), {**HEADS, "permY": [0, 3, 1, 2]}),
+    "nothing side by side": ((33, 20, 2), (35, 33, 2), {"permA": [2, 1, 0], "permB": [2, 1, 0], "permY": [1, 2, 0]}),
+}
+
+
+def arrays(A, B, attributes, dtype=np.float32, has_bias=True, seed=0):
+    rng = np.random.default_rng(seed)
+    columns = B[attributes["permB"][-1] if "permB" in attributes else -1]
+    bias = [rng.standard_normal(columns).astype(dtype)] if has_bias else [None]
+    return [rng.standard_normal(A).astype(dtype), rng.standard_normal(B).astype(dtype), *bias]
+
+
+@pytest.fixture(params=["tiles", "vectors"])
+def way(request, monkeypatch):
+    """Both ways to multiply float32 numbers, where there are two."""
+    if DEVICE != "cpu":
+        if request.param == "vectors":
+            pytest.skip("a GPU has one way to multiply")
+        return
+    from onnxgrad.cpu import matrix
+
+    if request.param == "tiles" and not matrix.have_tiles():
+        pytest.skip("the processor has no tiles")
+    monkeypatch.setattr(matrix, "have_tiles", lambda: request.param == "tiles")
+
+
+@pytest.mark.parametrize("has_bias", [False, True], ids=["", "bias"])
+@pytest.mark.parametrize("case", CASES)
+def test_cases(way, case, has_bias):
+    check(permuted_mat_mul, *arrays(*CASES[case], has_bias=has_bias), **CASES[case][2])
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("case", ["beyond panels", "heads turned", "deep"])
+def test_types(case, dtype):
+    check(permuted_mat_mul, *arrays(*CASES[case], dtype=dtype), **CASES[case][2])
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(data=st.data())
+def test_any_product(data):
+    rank = data.draw(st.integers(2, 4))
+    batches = [data.draw(st.integers(1, 3)) for _ in range(rank - 2)]
+    rows, depth, columns = (data.draw(st.integers(1, 80)) for _ in range(3))
+
+    def stored(shape):
+        """A permutation, and the shape that it makes `shape` of."""
+        perm = data.draw(st.permutations(range(rank)))
+        return [shape[list(perm).index(k)] for k in range(rank)], list(perm)
+
+    A, permA = stored([*batches, rows, depth])
+    B, permB = stored([1 if data.draw(st.booleans()) else n for n in batches] + [depth, columns])
+    attributes = {"permA": permA, "permB": permB, "permY": list(data.draw(st.permutations(range(rank))))}
+    attributes["alpha"] = data.draw(st.sampled_from([1.0, 0.3]))
+    check(permuted_mat_mul, *arrays(A, B, attributes, has_bias=data.draw(st.booleans())), **attributes)
+
+
+@pytest.mark.parametrize(("A", "B"), [((0, 3), (3, 4)), ((2, 0), (0, 4)), ((2, 3), (3, 0)), ((0, 2, 3), (3, 4))])
+@pytest.mark.parametrize("has_bias", [False, True], ids=["", "bias"])
+def test_nothing(way, A, B, has_bias):
+    check(permuted_mat_mul, *arrays(A, B, {}, has_bias=has_bias))
+
+
+@pytest.mark.parametrize("layout", layouts(np.zeros((2, 2), np.float32)))
+def test_layouts(layout):
+    A, B, bias = arrays((6, 8), (8, 5), {})
+    check(permuted_mat_mul, layouts(A)[layout], B, bias)
+    check(permuted_mat_mul, A, layouts(B)[layout], bias, permA=[])
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="threads of the CPU")
+def test_threads_do_not_change_a_bit(way):
+    A, B, bias = arrays((300, 700), (700, 1100), {})
+    results = []
+    for count in (1, 2, 5):
+        with on_threads(count):
+            results.append(permuted_mat_mul(A, B, bias))
+    assert same_bits(results[0], results[1]) and same_bits(results[0], results[2])
+
+
+@pytest.mark.parametrize("depth", [16, 256, 2048])
+def test_as_exact_as_products_of_float32(way, depth):
+    """Mean square errors: a chain of fused multiply-adds along k is what plain float32 arithmetic gives."""
+    A, B, _ = arrays((64, depth), (depth, 64), {})
+    exact = A.astype(np.float64) @ B.astype(np.float64)
+    chain = np.zeros((64, 64), np.float32)
+    for k in range(depth):
+        chain = (chain.astype(np.float64) + np.outer(A[:, k].astype(np.float64), B[k])).astype(np.float32)
+
+    def error(result):
+        return np.sqrt(np.mean((result.astype(np.float64) - exact) ** 2))
+
+    assert error(call(permuted_mat_mul, A, B)) < 2 * error(chain)
+
+
+@pytest.mark.parametrize("number", [np.inf, -np.inf, np.nan, np.finfo(np.float32).max, 3.395e38])
+def test_numbers_that_bfloat16_has_not(way, number):
+    A, B, bias = arrays((40, 50), (50, 60), {})
+    B /= 10  # so that no product overflows
+    A[3, 4] = number
+    with np.errstate(over="ignore", invalid="ignore"):
+        check(permuted_mat_mul, A, B, bias)
+        check(permuted_mat_mul, B, A, None, permA=[1, 0], permB=[1, 0])
+
+
+def test_tiny_numbers(way):
+    """Of a number the digits below 2⁻¹²⁶ may be lost, and as much of each of six products."""
+    A, B, _ = arrays((40, 50), (50, 60), {})
+    A *= np.float32(1e-37)
+    exact = A.astype(np.float64) @ B.astype(np.float64)
+    found = call(permuted_mat_mul, A, B)
+    assert np.abs(found - exact).max() < 50 * (np.abs(B).max() + 6) * 2.0**-126
+
+
+def test_function():
+    layouts_, dtypes = ["a row", "beyond panels", "broadcast", "heads back"], [np.float16, np.float32, np.float64]
+    for dtype, has_bias in itertools.product(dtypes, (False, True)):
+        for name in layouts_:
+            A, B, attributes = CASES[name]
+            given = tuple(arrays(A, B, attributes, dtype, has_bias))
+            check_functions(permuted_mat_mul, (given, attributes))
+
+
+def test_refused():
+    A, B = np.zeros((2, 3), np.float32), np.zeros((4, 5), np.float32)
+    refused = [
+        ("A has 3 columns and B has 4 rows, expected as many (as they are permuted)", (A, B), {}),
+        ("A has shape [3], expected at least two dimensions", (A[0], B), {}),
+        ("permB is [0, 0], expected the numbers 0 to 1, each of them once", (A, A), {"permB": [0, 0]}),
+        ("permY is [0], expected the numbers 0 to 1, each of them once", (A, B[:3]), {"permY": [0]}),
+        ("bias has shape [4], expected [5], a number for each column of B", (A, B[:3], B[:, 0]), {}),
+        (
+            "A has [2] matrices and B has [3], which do not broadcast",
+            (np.zeros((2, 2, 3), np.float32), np.zeros((3, 3, 2), np.float32)),
+            {},
+        ),
+    ]
+    for sentence, args, attributes in refused:
+        check_refused(permuted_mat_mul, ValueError, sentence, *args, **attributes)
