@@ -1,6 +1,7 @@
 """ConvGrad against its definition, PyTorch, its ONNX function, and its own error sentences."""
 
 import itertools
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from tests.conv_cases import CASES, arrays, is_right_in_onnx_reference, output_s
 from tests.function_models import check_functions, model_of, node_of, session
 
 from onnxgrad import add_functions
+from onnxgrad.cpu.core.conv_plans import image_plan
 from onnxgrad.ops.conv import conv_grad
 
 NAMES = ("dX", "dW", "dB")
@@ -31,6 +33,37 @@ def test_some_outputs(case, outputs):
     check(conv_grad, *arrays(X, W, attributes), **attributes, outputs=outputs)
 
 
+@pytest.mark.parametrize("images", [4, 19])
+@pytest.mark.parametrize("case", CASES)
+def test_several_images(case, images):
+    X, W, attributes = CASES[case]
+    check(conv_grad, *arrays((images, *X[1:]), W, attributes), **attributes)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64], ids=lambda t: t.__name__)
+@pytest.mark.parametrize("case", CASES)
+def test_several_images_of_many_channels(case, dtype):
+    X, W, attributes = CASES[case]
+    times = -(-17 // W[1])
+    check(conv_grad, *arrays((9, times * X[1], *X[2:]), (W[0], times * W[1], *W[2:]), attributes, dtype), **attributes)
+
+
+def test_more_images_than_are_laid_out_at_once():
+    X, W, attributes = CASES["stride leaves rows out"]
+    with mock.patch("onnxgrad.cpu.conv.AT_ONCE", 1):
+        check(conv_grad, *arrays((200, *X[1:]), W, attributes), **attributes)
+
+
+def test_image_in_many_bands():
+    X, W, attributes = (8, 20, 7, 6, 33), (5, 20, 3, 2, 3), {"pads": [1] * 6, "dilations": [2, 1, 1]}
+    check(conv_grad, *arrays(X, W, attributes), **attributes)
+    attributes = {"strides": [1, 2, 3]}
+    with mock.patch("onnxgrad.cpu.core.conv_plans.SEEN", 1):
+        image_plan.cache_clear()
+        check(conv_grad, *arrays(X, W, attributes), **attributes)
+    image_plan.cache_clear()
+
+
 @settings(max_examples=examples(40), deadline=None)
 @given(data=st.data())
 def test_any_convolution(data):
@@ -43,7 +76,8 @@ def test_any_convolution(data):
     more = numbers(0, 30 if rank == 1 else 6)
     along = zip(kernel, dilations, first, last, more, strict=True)
     sizes = [max(1, (k - 1) * d + 1 - a - b) + m for k, d, a, b, m in along]
-    X = (data.draw(st.integers(1, 3)), group * data.draw(st.integers(1, 5)), *sizes)
+    images, channels = data.draw(st.sampled_from([1, 2, 3, 4, 9, 17])), data.draw(st.sampled_from([1, 2, 5, 8, 16]))
+    X = (images, group * channels, *sizes)
     W = (group * data.draw(st.integers(1, 6)), X[1] // group, *kernel)
     attributes = {"strides": strides, "dilations": dilations, "group": group}
     auto_pad = data.draw(st.sampled_from(["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"]))

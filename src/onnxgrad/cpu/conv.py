@@ -1,4 +1,4 @@
-"""ConvGrad on the CPU: products of unfolded images block by block or, for small groups, sums over lines.
+"""ConvGrad on the CPU: products of several images at a time, of unfolded ones, or, for small groups, sums over lines.
 
 Half types are widened to float32 on the way in and rounded on the way out.
 """
@@ -10,7 +10,13 @@ import numpy as np
 
 from onnxgrad.cpu.core.conv_direct import bias_gradient, clear, direct_image_gradient, direct_weight_gradient
 from onnxgrad.cpu.core.conv_image import ELEMENTS, WINDOWS, image_gradient
+from onnxgrad.cpu.core.conv_image_batch import IMAGES as ROWS_AT_ONCE
+from onnxgrad.cpu.core.conv_image_batch import batch_image_gradient
+from onnxgrad.cpu.core.conv_plans import image_plan, line_table, weight_plan
 from onnxgrad.cpu.core.conv_weights import COLUMNS, DEPTH, ROWS, panels_of, share_count, weight_gradient
+from onnxgrad.cpu.core.conv_weights_batch import DEPTH as RUN
+from onnxgrad.cpu.core.conv_weights_batch import IMAGES as BLOCK
+from onnxgrad.cpu.core.conv_weights_batch import batch_weight_gradient, row_step
 from onnxgrad.cpu.core.convert import narrow, widen
 from onnxgrad.cpu.core.gemm import CACHE_LINE, gemm_address
 from onnxgrad.cpu.core.gemm import ROWS as TILE
@@ -24,6 +30,12 @@ from onnxgrad.windows import Axis
 # Channels of dY in a group for which sums over lines beat products.
 FEW_FOR_WEIGHTS = 4
 FEW_FOR_IMAGE = 1
+# For which several images at a time beat unfolding: channels of the image in a group, and images.
+CHANNELS_FOR_IMAGE = 16
+IMAGES_FOR_WEIGHTS = 4
+TASKS = 16  # wanted
+RESULT = 1 << 18  # bytes of dW in a task, about: they stay in the second-level cache
+AT_ONCE = 1 << 26  # bytes of X and dY that are laid out anew at a time, about
 
 
 def conv_grad(
@@ -64,20 +76,12 @@ def _clear(array: Array) -> None:
 
 def _tables(axes: Sequence[Axis]) -> tuple[Array, Array, tuple[int, ...]]:
     """`lines`, `taps` and `walk`, as core/unfold.py describes them."""
-    *outer, last = axes
-    lines, sees = np.zeros((1, 1), np.int64), np.ones((1, 1), np.bool_)
-    for axis in outer:
-        place = np.arange(axis.kernel)[:, None] * axis.dilation + np.arange(axis.count) * axis.stride - axis.first
-        # [kernel lines so far, this axis' kernel, output lines so far, this axis' windows]
-        shape = lines.shape[0] * axis.kernel, lines.shape[1] * axis.count
-        inside = (place >= 0) & (place < axis.size)
-        lines = (lines[:, None, :, None] * axis.size + place[None, :, None, :]).reshape(shape)
-        sees = (sees[:, None, :, None] & inside[None, :, None, :]).reshape(shape)
+    last, lines = axes[-1], line_table(tuple(axes))
     taps = np.array([last.reads(k) for k in range(last.kernel)], np.int64)
     walk = (
         math.prod(a.size for a in axes), lines.shape[1], last.count, lines.shape[0], last.kernel, last.stride,
     )  # fmt: skip
-    return np.where(sees, lines * last.size, -1).reshape(-1), taps.reshape(-1), walk
+    return np.where(lines < 0, -1, lines * last.size).reshape(-1), taps.reshape(-1), walk
 
 
 def _work(sizes: tuple[int, ...], walk: tuple[int, ...]) -> int:
@@ -103,6 +107,9 @@ def _weights(dY: Array, X: Array, dW: Array, sizes: tuple[int, ...], axes: Seque
         last_axis = last.size, last.first, last.dilation
         launch(direct_weight_gradient, dY, X, dW, lines, taps, walk, sizes, last_axis, bytes_touched=_work(sizes, walk))
         return
+    if walk[3] * walk[4] > 1 and images >= IMAGES_FOR_WEIGHTS:
+        _weights_batch(dY, X, dW, sizes, axes, lines, walk)
+        return
     windows = walk[1] * walk[2]
     is_plain = _is_plain(axes) and 2 * windows > DEPTH
     is_swapped = is_plain and inputs < outputs
@@ -125,16 +132,69 @@ def _weights(dY: Array, X: Array, dW: Array, sizes: tuple[int, ...], axes: Seque
 
 def _image(dY: Array, W: Array, dX: Array, sizes: tuple[int, ...], axes: Sequence[Axis]) -> None:
     lines, taps, walk = _tables(axes)
-    _, groups, inputs, outputs = sizes
+    images, groups, inputs, outputs = sizes
     if _is_small(sizes, FEW_FOR_IMAGE):
         launch(direct_image_gradient, dY, W, dX, lines, taps, walk, sizes, bytes_touched=_work(sizes, walk))
         return
-    kernel, windows = walk[3] * walk[4], walk[1] * walk[2]
+    kernel = walk[3] * walk[4]
+    fills_tiles = images >= ROWS_AT_ONCE or 2 * images == ROWS_AT_ONCE
+    if kernel > 1 and fills_tiles and inputs >= CHANNELS_FOR_IMAGE:
+        _image_batch(dY, W, dX, sizes, axes, walk)
+        return
+    is_plain = _is_plain(axes) and 2 * walk[1] * walk[2] > WINDOWS
     channels = min(inputs, max(1, ELEMENTS // kernel))
     room = -(-channels * kernel // TILE) * TILE
     packed = workspace((groups * -(-inputs // channels) * room * outputs,), dX.dtype)
-    is_plain = _is_plain(axes) and 2 * windows > WINDOWS
     launch(
         image_gradient, dY, W, dX, packed, lines, taps, walk, sizes, channels, is_plain, gemm_address(dX.dtype),
+        bytes_touched=_work(sizes, walk),
+    )  # fmt: skip
+
+
+def _image_batch(
+    dY: Array, W: Array, dX: Array, sizes: tuple[int, ...], axes: Sequence[Axis], walk: tuple[int, ...]
+) -> None:
+    images, groups, inputs, outputs = sizes
+    tables, order, bands, slots = image_plan(tuple(axes), ROWS_AT_ONCE * walk[2] * outputs * dX.itemsize)
+    panels = panels_of(dX, inputs)
+    packed = workspace((groups * panels * walk[3] * walk[4] * outputs + CACHE_LINE,), dX.dtype)
+    tasks = -(-images // ROWS_AT_ONCE) * groups * bands
+    cuts = bands, min(panels // panels_of(dX, 1), -(-TASKS // tasks)), slots
+    launch(
+        batch_image_gradient, dY, W, dX, packed, order, tables, sizes, walk, cuts, gemm_address(dX.dtype),
+        bytes_touched=_work(sizes, walk),
+    )  # fmt: skip
+
+
+def _weights_batch(
+    dY: Array,
+    X: Array,
+    dW: Array,
+    sizes: tuple[int, ...],
+    axes: Sequence[Axis],
+    lines: Array,
+    walk: tuple[int, ...],
+) -> None:
+    images, groups, inputs, outputs = sizes
+    area, out_lines, width = walk[:3]
+    taps, places = weight_plan(axes[-1])
+    together = min(images, BLOCK * max(1, RUN // (BLOCK * width)))
+    image = groups * panels_of(dW, outputs) * out_lines * width  # of dY, packed
+    block = groups * inputs * row_step(area * together, dW) + image * together
+    at_once = min(-(-images // together), max(1, AT_ONCE // (block * dW.itemsize))) * together
+    column_blocks = -(-outputs // COLUMNS)
+    is_gathered = inputs < TILE
+    # Tasks are made of shares as long as adding these up is little beside reading dY, else of channels of the image.
+    fixed = groups * column_blocks
+    shares = max(1, min(at_once // together * out_lines, -(-TASKS // fixed), dY.nbytes // dW.nbytes // 2))
+    row_blocks = 1 if is_gathered else max(-(-dW.nbytes // fixed // RESULT), -(-TASKS // (fixed * shares)))
+    height = inputs if is_gathered else -(-inputs // row_blocks // TILE) * TILE
+    row_blocks = -(-inputs // height)
+    packed = workspace((at_once * image + CACHE_LINE,), dW.dtype)
+    turned = workspace((at_once // together * (block - image * together) + CACHE_LINE,), dW.dtype)
+    parts = workspace((shares * dW.size,), dW.dtype)
+    launch(
+        batch_weight_gradient, dY, X, dW, packed, turned, parts, lines, taps, places, walk, sizes,
+        (together, at_once, height, row_blocks, column_blocks, shares, int(is_gathered)), gemm_address(dW.dtype),
         bytes_touched=_work(sizes, walk),
     )  # fmt: skip

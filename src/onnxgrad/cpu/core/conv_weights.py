@@ -143,6 +143,15 @@ def _add_shares(
 
 
 @native
+def add_shares(
+    parts: Array, dW: Array, groups: int, rows: int, outputs: int, shares: int, is_swapped: bool, scheduler: int
+) -> None:
+    """dW, out of the shares of [group, row, channel of dY]."""
+    blocks = (outputs + CHANNELS - 1) // CHANNELS
+    parallel(scheduler, groups * blocks, _add_shares, (parts, dW, groups, rows, outputs, blocks, shares, is_swapped))
+
+
+@native
 def share_count(images: int, windows: int, blocks: int) -> int:
     """How many shares the windows are divided into, by sizes alone."""
     return max(1, min(block_count(images, windows), (TASKS + blocks - 1) // blocks))
@@ -178,5 +187,4 @@ def weight_gradient(
     parallel(scheduler, block_count(images, windows), _pack_turned, packing)
     tasks = shares * groups * row_blocks * column_blocks
     parallel(scheduler, tasks, _make_block, (packed, X, lines, taps, walk, sizes, cuts, shares, is_plain, parts, gemm))
-    blocks, rows = (outputs + CHANNELS - 1) // CHANNELS, inputs * walk[3] * walk[4]
-    parallel(scheduler, groups * blocks, _add_shares, (parts, dW, groups, rows, outputs, blocks, shares, is_swapped))
+    add_shares(parts, dW, groups, inputs * walk[3] * walk[4], outputs, shares, is_swapped, scheduler)
