@@ -116,6 +116,44 @@ def test_an_add_that_is_no_bias_stays():
         assert len(changed(model_of(nodes, {"X": [4, 5], "W": [5, 6], "b": bias}))) == 2
 
 
+SCALE = {
+    "a constant": [helper.make_node("Constant", [], ["s"], value_float=0.25)],
+    "a power": [
+        helper.make_node("Constant", [], ["base"], value_float=16.0),
+        helper.make_node("Constant", [], ["exponent"], value_float=-0.5),
+        helper.make_node("Pow", ["base", "exponent"], ["s"]),
+    ],
+}
+
+
+@pytest.mark.parametrize("scale", SCALE)
+def test_constant_factors_before_and_after(scale):
+    nodes = [
+        *SCALE[scale],
+        helper.make_node("Mul", ["s", "X"], ["x"]),
+        helper.make_node("MatMul", ["x", "W"], ["P"]),
+        helper.make_node("Div", ["P", "s"], ["Q"]),
+        helper.make_node("Mul", ["Q", "s"], ["R"]),
+        helper.make_node("Add", ["R", "b"], ["Y"]),
+    ]
+    (node,) = changed(model_of(nodes, {"X": [4, 5], "W": [5, 6], "b": [6]}))
+    assert list(node.input) == ["X", "W", "b"] and attributes(node) == {"alpha": 0.25}
+
+
+def test_factors_that_are_no_constants_stay():
+    nodes = [helper.make_node("MatMul", ["X", "W"], ["P"]), helper.make_node("Mul", ["P", "s"], ["Y"])]
+    assert len(changed(model_of(nodes, {"X": [4, 5], "W": [5, 6], "s": []}))) == 2
+
+
+def test_a_factor_that_adds_an_axis_stays():
+    nodes = [
+        helper.make_node("Constant", [], ["s"], value=numpy_helper.from_array(np.full((1, 1, 1), 2.0, np.float32))),
+        helper.make_node("MatMul", ["X", "W"], ["P"]),
+        helper.make_node("Mul", ["P", "s"], ["Y"]),
+    ]
+    assert "Mul" in [n.op_type for n in changed(model_of(nodes, {"X": [4, 5], "W": [5, 6]}))]
+
+
 def test_twice_the_product_is_no_bias():
     nodes = [helper.make_node("MatMul", ["X", "W"], ["P"]), helper.make_node("Add", ["P", "P"], ["Y"])]
     assert len(changed(model_of(nodes, {"X": [4, 5], "W": [5, 6]}))) == 2

@@ -9,6 +9,7 @@ import onnx_ir as ir
 from onnxgrad.differentiate import differentiate, load, sources
 from onnxgrad.graph.builder import Builder
 from onnxgrad.graph.recognition import recognise_gelu
+from onnxgrad.graph.transposes import move_transposes_behind_cuts
 from onnxgrad.prepared import finish, prepare
 from onnxgrad.train.forms import SEED, Statistics, to_inference_form, to_training_form
 from onnxgrad.train.losses import Total
@@ -58,6 +59,8 @@ def step_graph(
     statistics = to_training_form(graph, place)
     builder = Builder(graph, prepared.opsets)
     recognise_gelu(builder)
+    if by_tiles:
+        move_transposes_behind_cuts(builder)
     if group is not None and place is not None:
         measure_together(builder, statistics, place, group)
     name = _make_output(builder, append_loss(builder, loss, weights))

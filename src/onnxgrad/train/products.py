@@ -1,39 +1,49 @@
 """Products of matrices in the graph of a training step, as the one operator that tile units multiply fast.
 
-MatMul and Gemm become PermutedMatMul, which takes in the Transposes before and after it and the Add of a bias.
+MatMul and Gemm become PermutedMatMul, which takes in the Transposes before and after it, factors that are constant
+numbers, and the Add of a bias.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as ir
 
-from onnxgrad.graph.builder import MICROSOFT
+from onnxgrad.graph.builder import MICROSOFT, Builder
+from onnxgrad.graph.transposes import STANDARD, is_transpose, permutation
 from onnxgrad.prepared import drop_dead
-
-STANDARD = ("", "ai.onnx")
 
 
 @dataclass
 class _Operand:
-    """A matrix, or many, by the value it is a permutation of."""
+    """A matrix, or many, by the value it is a permutation of, and what that is multiplied with."""
 
     value: ir.Value
     perm: list[int]
+    factor: float = 1.0
 
     @classmethod
-    def of(cls, value: ir.Value, is_turned: bool = False) -> "_Operand":
+    def of(cls, builder: Builder, value: ir.Value, is_turned: bool = False) -> "_Operand":
         perm = list(range(_rank(value)))
         if is_turned:
             perm[-2:] = perm[:-3:-1]
         operand = cls(value, perm)
-        while (before := _transpose_before(operand.value)) is not None:
-            source, axes = before
-            perm = [axes[k] for k in operand.perm]
-            if not _lies_well(perm):
-                break
-            operand = cls(source, perm)
+        while (before := operand._before(builder)) is not None:
+            operand = before
         return operand
+
+    def _before(self, builder: Builder) -> "_Operand | None":
+        """The same without a Transpose or a factor, if it ends with one that a product can take in."""
+        node = self.value.producer()
+        if node is None or node.inputs[0] is None:
+            return None
+        if is_transpose(node):
+            axes = permutation(node)
+            perm = [axes[k] for k in self.perm]
+            return _Operand(node.inputs[0], perm, self.factor) if _lies_well(perm) else None
+        scaled = _scaled(builder, node)
+        return None if scaled is None else _Operand(scaled[0], self.perm, self.factor * scaled[1])
 
     @property
     def columns(self) -> Any:
@@ -42,9 +52,10 @@ class _Operand:
 
 def use_permuted_products(graph: ir.Graph) -> int:
     """Changes all products of float32 numbers whose ranks are known; how many there were."""
+    builder = Builder(graph, dict(graph.opset_imports))
     products = [n for n in graph if n.domain in STANDARD and n.op_type in ("MatMul", "Gemm") and _can_be_changed(n)]
     for node in products:
-        _change(graph, node)
+        _change(builder, node)
     if products:
         drop_dead(graph)
         graph.opset_imports.setdefault(MICROSOFT, 1)
@@ -62,31 +73,34 @@ def _can_be_changed(node: ir.Node) -> bool:
     return bool(_attribute(node, "beta", 1.0) == 1 and _is_bias(C, columns))
 
 
-def _change(graph: ir.Graph, node: ir.Node) -> None:
+def _change(builder: Builder, node: ir.Node) -> None:
     A, B, *rest = node.inputs
     assert A is not None and B is not None
     left, right = (
-        _Operand.of(value, bool(_attribute(node, name, 0))) for value, name in ((A, "transA"), (B, "transB"))
+        _Operand.of(builder, value, bool(_attribute(node, name, 0))) for value, name in ((A, "transA"), (B, "transB"))
     )
     bias = rest[0] if rest else None
+    alpha = float(_attribute(node, "alpha", 1.0)) * left.factor * right.factor
     last, perm = node, list(range(max(len(left.perm), len(right.perm))))
+    while bias is None and (after := _only_user(last)) is not None and (scaled := _scaled(builder, after)) is not None:
+        last, alpha = after, alpha * scaled[1]
     if bias is None and (added := _bias_after(last, right.columns)) is not None:
         last, bias = added
-    after = _only_user(last)
-    if after is not None and after.op_type == "Transpose" and after.domain in STANDARD:
-        axes = _permutation(after)
-        if _lies_well([axes.index(k) for k in perm]):
-            last, perm = after, axes
+    while (after := _only_user(last)) is not None and is_transpose(after):
+        axes = [perm[k] for k in permutation(after)]
+        if axes[-1] < len(axes) - 2:  # what stands side by side would be neither a row nor a column
+            break
+        last, perm = after, axes
     attributes = [
         ir.AttrInt64s(name, perm)
         for name, perm in (("permA", left.perm), ("permB", right.perm), ("permY", perm))
         if perm != list(range(len(perm)))
     ]
-    if (alpha := _attribute(node, "alpha", 1.0)) != 1:
+    if alpha != 1:
         attributes.append(ir.AttrFloat32("alpha", alpha))
     inputs = [left.value, right.value, *([] if bias is None else [bias])]
     product = ir.Node(MICROSOFT, "PermutedMatMul", inputs, attributes, num_outputs=1, name=f"{node.name}_permuted")
-    _take_place(graph, product, last)
+    _take_place(builder.graph, product, last)
 
 
 def _take_place(graph: ir.Graph, new: ir.Node, old: ir.Node) -> None:
@@ -114,16 +128,30 @@ def _is_bias(value: ir.Value, columns: Any) -> bool:
     return _rank(value) == 1 and _dims(value)[0] == columns and columns is not None
 
 
-def _transpose_before(value: ir.Value) -> tuple[ir.Value, list[int]] | None:
-    node = value.producer()
-    if node is None or node.op_type != "Transpose" or node.domain not in STANDARD or node.inputs[0] is None:
+def _scaled(builder: Builder, node: ir.Node) -> tuple[ir.Value, float] | None:
+    """A value and a number, if the node multiplies the one with the other or divides it, and changes no shape."""
+    if node.op_type not in ("Mul", "Div") or node.domain not in STANDARD:
         return None
-    return node.inputs[0], _permutation(node)
+    first, second = node.inputs[0], node.inputs[1]
+    if first is None or second is None:
+        return None
+    if (number := _number(builder, second)) is not None and _rank(second) <= _rank(first):
+        return first, number if node.op_type == "Mul" else 1 / number if number else math.inf
+    if node.op_type == "Mul" and (number := _number(builder, first)) is not None and _rank(first) <= _rank(second):
+        return second, number
+    return None
 
 
-def _permutation(transpose: ir.Node) -> list[int]:
-    given = transpose.attributes.get("perm")
-    return list(range(_rank(transpose.outputs[0])))[::-1] if given is None else list(given.as_ints())
+def _number(builder: Builder, value: ir.Value) -> float | None:
+    """The one number that a value always is; exporters write the scale of attention as a power."""
+    constant = builder.constant_of(value)
+    if constant is not None:
+        return float(constant.item()) if constant.size == 1 else None
+    node = value.producer()
+    if node is None or node.op_type != "Pow" or node.domain not in STANDARD:
+        return None
+    base, exponent = (None if v is None else _number(builder, v) for v in node.inputs)
+    return None if base is None or exponent is None or base <= 0 else float(base**exponent)
 
 
 def _lies_well(perm: list[int]) -> bool:

@@ -177,13 +177,12 @@ def _shares(count: int, rows: int, columns: int, threads: int) -> Any:
     """Rows and columns of a task: enough tasks for all threads, twice over, and little packed more than once."""
     wanted = (2 * threads + count - 1) // count
     fewest = (columns + COLUMNS - 1) // COLUMNS
-    best_across = best_down = 1
-    least = -1
+    best_across, best_down, most, least = 1, 1, 0, 0
     for across in range(fewest, max(fewest, min(wanted, columns // FEWEST)) + 1):
         down = max(1, min((wanted + across - 1) // across, rows // FEWEST))
-        packed = across * rows + down * columns
-        if least < 0 or packed < least:
-            best_across, best_down, least = across, down, packed
+        tasks, packed = min(wanted, across * down), across * rows + down * columns
+        if tasks > most or (tasks == most and packed < least):
+            best_across, best_down, most, least = across, down, tasks, packed
     height, width = (rows + best_down - 1) // best_down, (columns + best_across - 1) // best_across
     return (height + PANEL - 1) // PANEL * PANEL, (width + PANEL - 1) // PANEL * PANEL
 

@@ -1,0 +1,113 @@
+"""Transposes moved behind what cuts a tensor into parts, so that they come right before the products that use these.
+
+Models that compute queries, keys and values at once transpose all of them and then take them apart. A product can take
+a transposed part as it lies in memory, and its gradient gives such a part.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrad.graph.builder import Builder
+
+STANDARD = ("", "ai.onnx")
+
+
+def permutation(transpose: ir.Node) -> list[int]:
+    """The attribute perm, or what it is if it is left out; the rank must be known."""
+    given = transpose.attributes.get("perm")
+    shape = transpose.outputs[0].shape
+    return list(given.as_ints()) if given is not None else list(range(len(shape or ())))[::-1]
+
+
+def is_transpose(node: ir.Node | None) -> bool:
+    """Whether it is one, of a value of known rank."""
+    return (
+        node is not None
+        and (node.op_type, node.domain in STANDARD) == ("Transpose", True)
+        and node.outputs[0].shape is not None
+    )
+
+
+def move_transposes_behind_cuts(builder: Builder) -> int:
+    """Moves each Transpose that only Split, Squeeze and Gather of a single index follow behind them; how many moves.
+
+    What is not used any more stays in the graph.
+    """
+    waiting = [node for node in builder.graph if is_transpose(node)]
+    moves = 0
+    while waiting:
+        node = waiting.pop()
+        value = node.outputs[0]
+        users = [user for user, _ in value.uses()]
+        if not users or value.is_graph_output() or not all(_is_cut(builder, user, value) for user in users):
+            continue
+        for user in users:
+            waiting += _swap(builder, node, user)
+            moves += 1
+    return moves
+
+
+def _is_cut(builder: Builder, user: ir.Node, value: ir.Value) -> bool:
+    if user.domain not in STANDARD or user.inputs[0] is not value or any(v is value for v in user.inputs[1:]):
+        return False
+    if any(v.shape is None for v in user.outputs):
+        return False
+    if user.op_type == "Squeeze":
+        return len(user.inputs) > 1 and user.inputs[1] is not None and builder.constant_of(user.inputs[1]) is not None
+    if user.op_type == "Gather":
+        index = user.inputs[1]
+        return index is not None and index.shape is not None and len(index.shape) == 0
+    return user.op_type == "Split"
+
+
+def _swap(builder: Builder, transpose: ir.Node, cut: ir.Node) -> list[ir.Node]:
+    """The cut of what is not transposed, and a Transpose of each part; these are given."""
+    source, perm = transpose.inputs[0], permutation(transpose)
+    assert source is not None
+    graph, rank = builder.graph, len(perm)
+    inputs: list[ir.Value | None] = [source, *cut.inputs[1:]]
+    attributes = [a for a in cut.attributes.values() if a.name != "axis"]
+    if cut.op_type == "Squeeze":
+        assert cut.inputs[1] is not None
+        given = builder.constant_of(cut.inputs[1])
+        assert given is not None
+        axes = sorted(perm[int(a) % rank] for a in given.reshape(-1))
+        tensor = ir.tensor(np.array(axes, np.int64))
+        constant = ir.Node("", "Constant", [], [ir.AttrTensor("value", tensor)], num_outputs=1)
+        constant.name = f"{cut.name}_axes"
+        constant.outputs[0].name = builder.fresh_value_name(f"{cut.name}_axes")
+        constant.outputs[0].type, constant.outputs[0].shape = ir.TensorType(ir.DataType.INT64), ir.Shape([len(axes)])
+        graph.insert_before(cut, constant)
+        inputs[1], gone = constant.outputs[0], axes
+    else:
+        axis = cut.attributes.get("axis")
+        along = perm[(0 if axis is None else axis.as_int()) % rank]
+        attributes.append(ir.AttrInt64("axis", along))
+        gone = [along] if cut.op_type == "Gather" else []
+    new = ir.Node("", cut.op_type, inputs, attributes, num_outputs=len(cut.outputs), name=f"{cut.name}_before")
+    graph.insert_before(cut, new)
+    kept = _without(perm, gone)
+    made = []
+    for old, part in zip(cut.outputs, new.outputs, strict=True):
+        dims = list(old.shape or ())
+        part.name, part.type = builder.fresh_value_name(f"{old.name}_before"), old.type
+        part.shape = ir.Shape([dims[kept.index(k)] for k in range(len(kept))])
+        turned = ir.Node("", "Transpose", [part], [ir.AttrInt64s("perm", kept)], num_outputs=1)
+        turned.name = f"{old.name}_transposed"
+        value = turned.outputs[0]
+        value.name, value.type, value.shape = builder.fresh_value_name(f"{old.name}_transposed"), old.type, old.shape
+        graph.insert_before(cut, turned)
+        name = old.name
+        old.replace_all_uses_with(value, replace_graph_outputs=True)
+        if value.is_graph_output():
+            old.name, value.name = value.name, name
+        made.append(turned)
+    return made
+
+
+def _without(perm: Sequence[int], gone: Sequence[int]) -> list[int]:
+    """The permutation of the axes that are left, by their new numbers."""
+    left = [k for k in range(len(perm)) if k not in gone]
+    return [left.index(k) for k in perm if k not in gone]
