@@ -10,7 +10,7 @@ demo: .venv/demo
 # The tests whose cases go through tests/checks.py to the device under test, and those of calls on a GPU: in two parts
 # that take about as long.
 ON_A_GPU_1 := $(patsubst %,tests/ops/test_%.py,gru gru_errors gather) tests/test_golden.py
-ON_A_GPU_2 := $(patsubst %,tests/ops/test_%.py,gather_elements slice softmax layer_normalization dropout activation gelu conv \
+ON_A_GPU_2 := $(patsubst %,tests/ops/test_%.py,gather_elements slice softmax layer_normalization dropout activation gelu conv matrix \
 	max_pool average_pool softmax_cross_entropy_loss) tests/test_cuda_calls.py tests/train/test_optim_cuda.py
 
 # On the CPU, two files at a time, then the Triton kernels in Triton's interpreter, which needs no GPU; its reports end

@@ -29,11 +29,11 @@ from onnxgrad.tensor_types import Array
 
 DEPTH = 256  # numbers along k at a time; fixed, since it orders the additions
 COLUMNS = 512  # at most, of a task: as many as packed stay in the second-level cache
-FEWEST = 128  # rows or columns of a task that shares its columns or rows with others: fewer are not worth the packing
+FEWEST = PANEL  # rows or columns of a task
 
 
 @native
-def _pack_panel(
+def _pack(
     is_left: bool,
     source: Array,
     start: int,
@@ -45,18 +45,24 @@ def _pack_panel(
     packed: Array,
     at: int,
 ) -> bool:
-    """Packs up to PANEL rows of the left matrix, or columns of the right one, `line` apart, with their k `step` apart.
+    """Packs rows of the left matrix, or columns of the right one, `line` apart, with their k `step` apart, in panels.
 
     Gives whether there is something in it that parts cannot express.
     """
     is_bad = False
     edge = np.empty(SIDE * STEP, source.dtype)
-    for block in range((depth + STEP - 1) // STEP):
+    panels, blocks = (lines + PANEL - 1) // PANEL, (depth + STEP - 1) // STEP
+    for number in range(panels * blocks):
+        # Along what stands side by side in memory: what comes from far comes in time then.
+        panel, block = divmod(number, blocks)
+        if step != 1:
+            block, panel = divmod(number, panels)
         count = min(STEP, depth - block * STEP)
         for half in range(2):
-            valid = min(SIDE, lines - half * SIDE)
-            here = start + half * SIDE * line + block * STEP * step
-            to = at + block * BLOCK_WORDS + half * TILE_WORDS
+            first = panel * PANEL + half * SIDE
+            valid = min(SIDE, lines - first)
+            here = start + first * line + block * STEP * step
+            to = at + (panel * blocks + block) * BLOCK_WORDS + half * TILE_WORDS
             if valid <= 0:
                 for part in range(PARTS):
                     for i in range(TILE_WORDS):
@@ -154,12 +160,10 @@ def _task(
     for k in range(0, depth, DEPTH):
         deep = min(DEPTH, depth - k)
         blocks = (deep + STEP - 1) // STEP
-        for j in range(0, width, PANEL):
-            at, to = b_start + k * b_k + j * b_column, right_at + j // PANEL * blocks * BLOCK_WORDS
-            is_bad |= _pack_panel(False, b, at, b_column, b_k, min(PANEL, width - j), deep, np.float32(1), right, to)
+        is_bad |= _pack(False, b, b_start + k * b_k, b_column, b_k, width, deep, np.float32(1), right, right_at)
         for i in range(0, height, PANEL):
             valid, at, to = min(PANEL, height - i), a_start + i * a_row + k * a_k, c_start + i * c_row
-            is_bad |= _pack_panel(True, a, at, a_row, a_k, valid, deep, np.float32(factor), left, left_at)
+            is_bad |= _pack(True, a, at, a_row, a_k, valid, deep, np.float32(factor), left, left_at)
             accumulate = k > 0
             if k == 0 and bias.size > 0:
                 begin_rows(c, to, c_row, c_column, valid, width, bias, column)
