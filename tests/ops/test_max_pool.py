@@ -28,6 +28,19 @@ def test_attributes_and_types(case, dtype):
     check(max_pool_grad, *arrays(shape, attributes, dtype), **attributes)
 
 
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("shape", [(2, 3, 4, 6), (3, 2, 5, 71), (2, 1, 3, 4, 33), (2, 2, 66, 4)], ids=str)
+def test_squares_side_by_side(shape, dtype):
+    kernel = [1] * (len(shape) - 4) + [2, 2]
+    attributes = {"kernel_shape": kernel, "strides": kernel}
+    dY, X = arrays(shape, attributes, dtype)
+    X[0, 0, ..., 0] = -np.inf  # also all of a window
+    X[0, 0, ..., :2, 2:4] = [[np.nan, 1], [2, np.nan]]
+    X[-1, -1, ..., :2, :2] = np.nan
+    X[1, 0] = -np.inf
+    check(max_pool_grad, dY, X, **attributes)
+
+
 @settings(max_examples=examples(40), deadline=None)
 @given(data=st.data())
 def test_any_pool(data):

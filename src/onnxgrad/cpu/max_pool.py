@@ -1,6 +1,7 @@
 """MaxPoolGrad on the CPU: the largest numbers of a row of windows are found together, then dY goes where they are.
 
-A task has whole planes, images of one channel, so that what it adds up stays in its cache.
+A task has whole planes, images of one channel, so that what it adds up stays in its cache. Windows of two by two
+elements side by side, which most networks have, take code of their own.
 """
 
 import math
@@ -11,6 +12,7 @@ import numpy as np
 from onnxgrad.cpu.core.halves import finish_sums, flat, load, store, sums_for
 from onnxgrad.cpu.core.jit import inlined, int64, native
 from onnxgrad.cpu.core.parallel import parallel
+from onnxgrad.cpu.core.pool_squares import are_squares, squares_gradient
 from onnxgrad.cpu.core.windows import as_three, axis_at, end_inside, first_inside
 from onnxgrad.pools import axes_of, settings
 from onnxgrad.tensor_types import Array
@@ -40,7 +42,8 @@ def max_pool_grad(
     planes = math.prod(X.shape[:2])
     layout = as_three(axes, dY.shape[2:])
     touched = X.nbytes + dX.nbytes + dY.nbytes
-    launch(_all_planes, flat(dY), flat(X), flat(dX), layout, planes, bytes_touched=touched)
+    kernel = squares_gradient if X.itemsize >= 4 and are_squares(layout) else _all_planes
+    launch(kernel, flat(dY), flat(X), flat(dX), layout, planes, bytes_touched=touched)
 
 
 @native
