@@ -32,6 +32,7 @@ MODULES = (
     "tests.ops.test_activation",
     "tests.ops.test_gelu",
     "tests.ops.test_conv",
+    "tests.ops.test_matrix",
     "tests.ops.test_max_pool",
     "tests.ops.test_average_pool",
     "tests.ops.test_softmax_cross_entropy_loss",

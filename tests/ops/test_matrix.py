@@ -1,6 +1,8 @@
 """PermutedMatMul against its definition, its ONNX function, float32's own accuracy, and its error sentences."""
 
+import contextlib
 import itertools
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -43,24 +45,33 @@ def arrays(A, B, attributes, dtype=np.float32, has_bias=True, seed=0):
     return [rng.standard_normal(A).astype(dtype), rng.standard_normal(B).astype(dtype), *bias]
 
 
-@pytest.fixture(params=["tiles", "vectors"])
-def way(request, monkeypatch):
-    """Both ways to multiply float32 numbers, where there are two."""
+def ways():
+    """What float32 numbers are multiplied by: on a CPU there may be two kinds of units, a GPU sees to it itself."""
     if DEVICE != "cpu":
-        if request.param == "vectors":
-            pytest.skip("a GPU has one way to multiply")
-        return
+        return ["device"]
+    from onnxgrad.cpu.core.tiles import have_tiles
+
+    return ["vectors", "tiles"] if have_tiles() else ["vectors"]
+
+
+any_way = pytest.mark.parametrize("way", ways())
+
+
+def by(way):
+    """Makes products go that way."""
+    if way == "device":
+        return contextlib.nullcontext()
     from onnxgrad.cpu import matrix
 
-    if request.param == "tiles" and not matrix.have_tiles():
-        pytest.skip("the processor has no tiles")
-    monkeypatch.setattr(matrix, "have_tiles", lambda: request.param == "tiles")
+    return mock.patch.object(matrix, "have_tiles", lambda: way == "tiles")
 
 
 @pytest.mark.parametrize("has_bias", [False, True], ids=["", "bias"])
 @pytest.mark.parametrize("case", CASES)
+@any_way
 def test_cases(way, case, has_bias):
-    check(permuted_mat_mul, *arrays(*CASES[case], has_bias=has_bias), **CASES[case][2])
+    with by(way):
+        check(permuted_mat_mul, *arrays(*CASES[case], has_bias=has_bias), **CASES[case][2])
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
@@ -90,8 +101,10 @@ def test_any_product(data):
 
 @pytest.mark.parametrize(("A", "B"), [((0, 3), (3, 4)), ((2, 0), (0, 4)), ((2, 3), (3, 0)), ((0, 2, 3), (3, 4))])
 @pytest.mark.parametrize("has_bias", [False, True], ids=["", "bias"])
+@any_way
 def test_nothing(way, A, B, has_bias):
-    check(permuted_mat_mul, *arrays(A, B, {}, has_bias=has_bias))
+    with by(way):
+        check(permuted_mat_mul, *arrays(A, B, {}, has_bias=has_bias))
 
 
 @pytest.mark.parametrize("layout", layouts(np.zeros((2, 2), np.float32)))
@@ -102,47 +115,55 @@ def test_layouts(layout):
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="threads of the CPU")
+@any_way
 def test_threads_do_not_change_a_bit(way):
-    A, B, bias = arrays((300, 700), (700, 1100), {})
-    results = []
-    for count in (1, 2, 5):
-        with on_threads(count):
-            results.append(permuted_mat_mul(A, B, bias))
-    assert same_bits(results[0], results[1]) and same_bits(results[0], results[2])
+    with by(way):
+        A, B, bias = arrays((300, 700), (700, 1100), {})
+        results = []
+        for count in (1, 2, 5):
+            with on_threads(count):
+                results.append(permuted_mat_mul(A, B, bias))
+        assert same_bits(results[0], results[1]) and same_bits(results[0], results[2])
 
 
 @pytest.mark.parametrize("depth", [16, 256, 2048])
+@any_way
 def test_as_exact_as_products_of_float32(way, depth):
     """Mean square errors: a chain of fused multiply-adds along k is what plain float32 arithmetic gives."""
-    A, B, _ = arrays((64, depth), (depth, 64), {})
-    exact = A.astype(np.float64) @ B.astype(np.float64)
-    chain = np.zeros((64, 64), np.float32)
-    for k in range(depth):
-        chain = (chain.astype(np.float64) + np.outer(A[:, k].astype(np.float64), B[k])).astype(np.float32)
+    with by(way):
+        A, B, _ = arrays((64, depth), (depth, 64), {})
+        exact = A.astype(np.float64) @ B.astype(np.float64)
+        chain = np.zeros((64, 64), np.float32)
+        for k in range(depth):
+            chain = (chain.astype(np.float64) + np.outer(A[:, k].astype(np.float64), B[k])).astype(np.float32)
 
-    def error(result):
-        return np.sqrt(np.mean((result.astype(np.float64) - exact) ** 2))
+        def error(result):
+            return np.sqrt(np.mean((result.astype(np.float64) - exact) ** 2))
 
-    assert error(call(permuted_mat_mul, A, B)) < 2 * error(chain)
+        assert error(call(permuted_mat_mul, A, B)) < 2 * error(chain)
 
 
 @pytest.mark.parametrize("number", [np.inf, -np.inf, np.nan, np.finfo(np.float32).max, 3.395e38])
+@any_way
 def test_numbers_that_bfloat16_has_not(way, number):
-    A, B, bias = arrays((40, 50), (50, 60), {})
-    B /= 10  # so that no product overflows
-    A[3, 4] = number
-    with np.errstate(over="ignore", invalid="ignore"):
-        check(permuted_mat_mul, A, B, bias)
-        check(permuted_mat_mul, B, A, None, permA=[1, 0], permB=[1, 0])
+    with by(way):
+        A, B, bias = arrays((40, 50), (50, 60), {})
+        B /= 10  # so that no product overflows
+        A[3, 4] = number
+        with np.errstate(over="ignore", invalid="ignore"):
+            check(permuted_mat_mul, A, B, bias)
+            check(permuted_mat_mul, B, A, None, permA=[1, 0], permB=[1, 0])
 
 
+@any_way
 def test_tiny_numbers(way):
     """Of a number the digits below 2⁻¹²⁶ may be lost, and as much of each of six products."""
-    A, B, _ = arrays((40, 50), (50, 60), {})
-    A *= np.float32(1e-37)
-    exact = A.astype(np.float64) @ B.astype(np.float64)
-    found = call(permuted_mat_mul, A, B)
-    assert np.abs(found - exact).max() < 50 * (np.abs(B).max() + 6) * 2.0**-126
+    with by(way):
+        A, B, _ = arrays((40, 50), (50, 60), {})
+        A *= np.float32(1e-37)
+        exact = A.astype(np.float64) @ B.astype(np.float64)
+        found = call(permuted_mat_mul, A, B)
+        assert np.abs(found - exact).max() < 50 * (np.abs(B).max() + 6) * 2.0**-126
 
 
 def test_function():
