@@ -2,6 +2,9 @@
 
 import contextlib
 import itertools
+import os
+import subprocess
+import sys
 from unittest import mock
 
 import numpy as np
@@ -164,6 +167,16 @@ def test_tiny_numbers(way):
         exact = A.astype(np.float64) @ B.astype(np.float64)
         found = call(permuted_mat_mul, A, B)
         assert np.abs(found - exact).max() < 50 * (np.abs(B).max() + 6) * 2.0**-126
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="a matter of the CPU")
+def test_tiles_can_be_turned_off():
+    """In a process of its own: whether there are tiles is asked once."""
+    script = "from onnxgrad.cpu.core.tiles import have_tiles; print(have_tiles())"
+    run = subprocess.run(
+        [sys.executable, "-c", script], env={**os.environ, "ONNXGRAD_TILES": "0"}, capture_output=True, text=True
+    )
+    assert run.stdout.strip() == "False", run.stderr
 
 
 def test_function():

@@ -10,6 +10,7 @@ or columns, of a panel. The matrix on the left has k along a tile's rows, that o
 
 import ctypes
 import functools
+import os
 import platform
 import sys
 from typing import Any
@@ -36,7 +37,9 @@ _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
 
 @functools.cache
 def have_tiles() -> bool:
-    """Whether the processor has them and the system lets this process use them."""
+    """Whether the processor has them, the system lets this process use them, and the user wants it."""
+    if os.environ.get("ONNXGRAD_TILES") == "0":
+        return False
     features = llvm.get_host_cpu_features()
     if sys.platform != "linux" or platform.machine() != "x86_64" or not features.get("avx512f"):
         return False
