@@ -173,10 +173,9 @@ def test_tiny_numbers(way):
 def test_tiles_can_be_turned_off():
     """In a process of its own: whether there are tiles is asked once."""
     script = "from onnxgrad.cpu.core.tiles import have_tiles; print(have_tiles())"
-    run = subprocess.run(
-        [sys.executable, "-c", script], env={**os.environ, "ONNXGRAD_TILES": "0"}, capture_output=True, text=True
-    )
-    assert run.stdout.strip() == "False", run.stderr
+    environment = {**os.environ, "ONNXGRAD_TILES": "0"}
+    run = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "False"
 
 
 def test_function():
