@@ -291,6 +291,35 @@ def _normalization_cases(dtype: str) -> list[Case]:
     ]
 
 
+def _matrices(A: tuple[int, ...], B: tuple[int, ...], columns: int, dtype: str) -> Named:
+    rng = np.random.default_rng(7)
+    bias = _numbers(rng, (columns,), dtype) if columns else None
+    return {"A": _numbers(rng, A, dtype), "B": _numbers(rng, B, dtype), "bias": bias}
+
+
+def _matrix_cases(dtype: str) -> list[Case]:
+    """The products of a layer of a transformer: a linear layer, its weights' gradient, the scores of attention."""
+    heads = {"permA": [0, 2, 1, 3], "permB": [0, 2, 3, 1], "alpha": 0.125}
+    layouts: dict[str, tuple[str, tuple[int, ...], tuple[int, ...], int, dict[str, Any], int]] = {
+        "linear": ("[2048, 256] · [256, 1024] + bias", (2048, 256), (256, 1024), 1024, {}, 256),
+        "weights": ("[2048, 256]ᵀ · [2048, 1024]", (2048, 256), (2048, 1024), 0, {"permA": [1, 0]}, 2048),
+        "scores": ("[16, 128, 4, 64], 64 heads", (16, 128, 4, 64), (16, 128, 4, 64), 0, heads, 64),
+    }
+    return [
+        Case(
+            name=f"matrix/{name}",
+            work=f"PermutedMatMul {work}",
+            operator="permuted_mat_mul",
+            dtype=dtype,
+            inputs=partial(_matrices, A, B, columns, dtype),
+            small_inputs=partial(_matrices, A, B, columns, dtype),
+            attributes=attributes,
+            reduction_length=depth,
+        )
+        for name, (work, A, B, columns, attributes, depth) in layouts.items()
+    ]
+
+
 def _broadcast_cases() -> list[Case]:
     def inputs() -> Named:
         return {"a_shape": np.array([8, 1, 6, 1, 4, 3], np.int64), "b_shape": np.array([8, 7, 1, 5, 4, 1], np.int64)}
@@ -309,7 +338,7 @@ def _broadcast_cases() -> list[Case]:
     ]
 
 
-GROUPS = ("gather", "gather_elements", "slice", "gru", "normalization", "broadcast")
+GROUPS = ("gather", "gather_elements", "slice", "gru", "normalization", "matrix", "broadcast")
 
 
 def all_cases() -> list[Case]:
@@ -318,4 +347,5 @@ def all_cases() -> list[Case]:
     for dtype in DTYPES:
         for cases in (_gather_cases, _gather_elements_cases, _slice_cases, _gru_cases, _normalization_cases):
             found += cases(dtype)
+    found += _matrix_cases("float32")
     return sorted(found, key=lambda case: GROUPS.index(case.group))

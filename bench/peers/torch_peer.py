@@ -169,7 +169,24 @@ def layer_normalization_grad(Y_grad: Array, X: Array, scale: Array, mean: Array,
     return lambda: backward(*given, dims, *statistics, weight, weight, [True, True, True])
 
 
+def permuted_mat_mul(
+    A: Array,
+    B: Array,
+    bias: Array | None,
+    alpha: float = 1.0,
+    permA: list[int] | None = None,
+    permB: list[int] | None = None,
+) -> Call:
+    """As torch is used: views of permuted tensors, and a factor that is one more operation."""
+    a, b = (t if perm is None else t.permute(perm) for t, perm in ((_to_torch(A), permA), (_to_torch(B), permB)))
+    if bias is not None:
+        added = _to_torch(bias)
+        return lambda: torch.addmm(added, a, b)
+    return (lambda: torch.matmul(a, b)) if alpha == 1 else (lambda: torch.matmul(a, b) * alpha)
+
+
 FORMS = {
+    "permuted_mat_mul": permuted_mat_mul,
     "layer_normalization_grad": layer_normalization_grad,
     "gather_grad": gather_grad,
     "gather_elements_grad": gather_elements_grad,
