@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 from tests.checks import raises, same_bits
-from tests.train.test_trainer import batch, mlp
+from tests.train.two_layers import batch, mlp
 
 from onnxgrad.train import losses, optim, schedules
 from onnxgrad.train.trainer import Trainer

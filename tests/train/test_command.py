@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 from onnx import numpy_helper
 from tests.checks import same_bits
-from tests.train.test_trainer import SIZES, mlp, weights
+from tests.train.two_layers import SIZES, mlp, weights
 
 from onnxgrad import cli
 from onnxgrad.cli.data import hold_out

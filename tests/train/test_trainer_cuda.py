@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.checks import DEVICE
-from tests.train.test_trainer import batch, mlp
+from tests.train.two_layers import batch, mlp
 
 from onnxgrad.train import losses, optim
 from onnxgrad.train.trainer import Trainer

@@ -7,7 +7,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from tests.checks import raises, same_bits
-from tests.train.test_trainer import batch, mlp, weights
+from tests.train.two_layers import batch, mlp, weights
 
 from onnxgrad.train import losses, optim
 from onnxgrad.train.trainer import Trainer
