@@ -2,7 +2,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: demo test test-cuda lint bench docs golden cases clean
+.PHONY: demo test oldest test-cuda lint bench docs golden cases clean
 
 demo: .venv/demo
 	$(PY) examples/demo.py
@@ -13,15 +13,19 @@ ON_A_GPU_1 := $(patsubst %,tests/ops/test_%.py,gru gru_errors gather) tests/test
 ON_A_GPU_2 := $(patsubst %,tests/ops/test_%.py,gather_elements slice softmax layer_normalization dropout activation gelu conv matrix \
 	max_pool average_pool softmax_cross_entropy_loss) tests/test_cuda_calls.py tests/train/test_optim_cuda.py
 
-# On the CPU, two files at a time, then the Triton kernels in Triton's interpreter, which needs no GPU; its reports end
-# with what they left out. Then sessions once more, in the oldest onnxruntime that will do.
+# On the CPU, two files at a time, those of operators first: they compile kernels one by one, for all others to find.
+# Then the Triton kernels in Triton's interpreter, which needs no GPU; its reports end with what they left out. Beside
+# them sessions once more, in the oldest onnxruntime that will do.
 test: .venv/ready .oldest/ready
-	$(PY) -m pytest --numprocesses 2 --dist loadfile
-	$(MAKE) --jobs 2 --output-sync interpreter-1 interpreter-2
-	PYTHONPATH=.oldest $(PY) -m pytest tests/runtime
+	$(PY) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(MAKE) --jobs 2 --output-sync interpreter-1 interpreter-2 oldest
 
 interpreter-%: .venv/ready
 	TRITON_INTERPRET=1 ONNXGRAD_TEST_DEVICE=interpreter $(PY) -m pytest $(ON_A_GPU_$*)
+
+# Types, attributes, optional inputs that another onnxruntime may treat in another way: each once, not in every mixture.
+oldest: .venv/ready .oldest/ready
+	PYTHONPATH=.oldest $(PY) -m pytest tests/runtime --some-cases
 
 # On a GPU, with the Python that is there: numpy, ml_dtypes, onnx, numba, torch and triton are enough, and no network.
 # ONLY="slice gru::test_sizes" runs the tests whose names have one of these words.

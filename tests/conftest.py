@@ -4,6 +4,7 @@ Triton's interpreter takes about a second for what a GPU does in microseconds. S
 some, chosen such that every type, axis, layout … still occurs.
 """
 
+import gc
 import random
 from collections import defaultdict
 from typing import Any
@@ -26,6 +27,8 @@ LEFT_OUT: dict[str, list[str]] = defaultdict(list)  # what, by the reason
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out what says nothing about the device, and what its interpreter has no time for."""
     if DEVICE == "cpu":
+        if config.getoption("some_cases"):
+            _keep(config, items, [case for cases in _by_function(items).values() for case in _some_of(cases)])
         return
     kept = []
     for (path, name), every_case in _by_function(items).items():
@@ -43,9 +46,34 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             kept += some
             if left := len(cases) - len(some):
                 LEFT_OUT["more cases than the interpreter has time for"].append(f"{label} {left} of {len(cases)}")
+    _keep(config, items, kept)
+
+
+def _keep(config: pytest.Config, items: list[pytest.Item], kept: list[pytest.Item]) -> None:
     chosen = set(kept)
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = kept
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """What `make test` asks for where only the onnxruntime is another than that of a run with all cases."""
+    parser.addoption("--some-cases", action="store_true", help="of every test enough cases for every value to occur")
+
+
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Before the first test of every file, takes what is there by now out of the sight of the garbage collector.
+
+    Tests and modules are some million objects that stay. A trainer has the garbage collected when it is made, and
+    going through all of them takes longer than the rest of many a test.
+    """
+    global _file
+    if item.path != _file:
+        _file = item.path
+        gc.collect()
+        gc.freeze()
+
+
+_file: Any = None
 
 
 def _by_function(items: list[pytest.Item]) -> dict[Any, list[Any]]:
@@ -63,11 +91,18 @@ def _some_of(cases: list[Any]) -> list[Any]:
     """MOST_CASES of them, the same ones every time, and any more that show a value of a parameter not yet seen."""
     kept, seen = [], set()
     for case in random.Random(0).sample(cases, len(cases)):
-        values = {f"{name}={value!r}" for name, value in _parameters(case).items()}
+        values = {text for name, value in _parameters(case).items() for text in _values(name, value)}
         if len(kept) < MOST_CASES or values - seen:
             kept.append(case)
             seen |= values
     return sorted(kept, key=cases.index)
+
+
+def _values(name: str, value: Any) -> list[str]:
+    """What a parameter says; of a node with its inputs, each of its type, attributes, absent inputs … by itself."""
+    if hasattr(value, "parameters"):  # a NodeCase
+        return [f"{value.op.name} {parameter}={text}" for parameter, text in value.parameters.items()]
+    return [f"{name}={value!r}"]
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
