@@ -10,7 +10,9 @@ from collections import defaultdict
 from typing import Any
 
 import pytest
-from tests.checks import DEVICE, reaches_device
+from tests.checks import DEVICE, reaches_device, runs_on_gpus
+
+from onnxgrad.op import OPERATORS
 
 MOST_CASES = 6
 # Tests that call an operator hundreds of times in every case.
@@ -33,7 +35,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept = []
     for (path, name), every_case in _by_function(items).items():
         label = f"{path.stem.removeprefix('test_')}::{name}"
-        cases = [case for case in every_case if _parameters(case).get("how") != "definition"]
+        cases = [case for case in every_case if _says_something_of_gpus(**_parameters(case))]
         if not cases or (path.parent.name == "ops" and not reaches_device(cases[0].obj)):
             LEFT_OUT[CPU_ALONE].append(label)
             continue
@@ -85,6 +87,11 @@ def _by_function(items: list[pytest.Item]) -> dict[Any, list[Any]]:
 
 def _parameters(case: Any) -> dict[str, Any]:
     return case.callspec.params if hasattr(case, "callspec") else {}
+
+
+def _says_something_of_gpus(how: str = "kernel", operator: str | None = None, **others: Any) -> bool:
+    """Of stored results not those for the definition, nor of operators that run on the CPU wherever they are called."""
+    return how != "definition" and (operator is None or runs_on_gpus(OPERATORS[operator]))
 
 
 def _some_of(cases: list[Any]) -> list[Any]:
