@@ -65,8 +65,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """Before the first test of every file, takes what is there by now out of the sight of the garbage collector.
 
-    Tests and modules are some million objects that stay. A trainer has the garbage collected when it is made, and
-    going through all of them takes longer than the rest of many a test.
+    Tests and modules are hundreds of thousands of objects that stay. A trainer has the garbage collected when it is
+    made, and going through all of them takes longer than the rest of many a test.
     """
     global _file
     if item.path != _file:
@@ -76,6 +76,11 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 _file: Any = None
+
+
+def pytest_unconfigure() -> None:
+    """At the end all is garbage; libraries whose functions are still there then say that they leak."""
+    gc.unfreeze()
 
 
 def _by_function(items: list[pytest.Item]) -> dict[Any, list[Any]]:
