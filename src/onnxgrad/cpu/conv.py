@@ -14,7 +14,7 @@ from onnxgrad.cpu.core.conv_image_batch import IMAGES as ROWS_AT_ONCE
 from onnxgrad.cpu.core.conv_image_batch import batch_image_gradient
 from onnxgrad.cpu.core.conv_plans import image_plan, line_table, weight_plan
 from onnxgrad.cpu.core.conv_weights import COLUMNS, DEPTH, ROWS, panels_of, share_count, weight_gradient
-from onnxgrad.cpu.core.conv_weights_batch import DEPTH as RUN
+from onnxgrad.cpu.core.conv_weights_batch import COPIED_DEPTH as RUN
 from onnxgrad.cpu.core.conv_weights_batch import IMAGES as BLOCK
 from onnxgrad.cpu.core.conv_weights_batch import batch_weight_gradient, row_step
 from onnxgrad.cpu.core.convert import narrow, widen
@@ -179,22 +179,23 @@ def _weights_batch(
     area, out_lines, width = walk[:3]
     taps, places = weight_plan(axes[-1])
     together = min(images, BLOCK * max(1, RUN // (BLOCK * width)))
-    image = groups * panels_of(dW, outputs) * out_lines * width  # of dY, packed
-    block = groups * inputs * row_step(area * together, dW) + image * together
-    at_once = min(-(-images // together), max(1, AT_ONCE // (block * dW.itemsize))) * together
-    column_blocks = -(-outputs // COLUMNS)
-    is_gathered = inputs < TILE
+    turned_block = groups * inputs * row_step(area * together, dW)
+    packed_block = groups * panels_of(dW, outputs) * out_lines * width * together
+    most = max(1, AT_ONCE // ((turned_block + packed_block) * dW.itemsize))
+    blocks = min(most, -(-images // together))
     # Tasks are made of shares as long as adding these up is little beside reading dY, else of channels of the image.
+    column_blocks, is_gathered = -(-outputs // COLUMNS), inputs < TILE
     fixed = groups * column_blocks
-    shares = max(1, min(at_once // together * out_lines, -(-TASKS // fixed), dY.nbytes // dW.nbytes // 2))
+    shares = max(1, min(blocks * out_lines, -(-TASKS // fixed), dY.nbytes // dW.nbytes // 2))
     row_blocks = 1 if is_gathered else max(-(-dW.nbytes // fixed // RESULT), -(-TASKS // (fixed * shares)))
     height = inputs if is_gathered else -(-inputs // row_blocks // TILE) * TILE
     row_blocks = -(-inputs // height)
-    packed = workspace((at_once * image + CACHE_LINE,), dW.dtype)
-    turned = workspace((at_once // together * (block - image * together) + CACHE_LINE,), dW.dtype)
+    packed = workspace((blocks * packed_block + CACHE_LINE if row_blocks * column_blocks > 1 else 0,), dW.dtype)
+    turned = workspace((blocks * turned_block + CACHE_LINE,), dW.dtype)
     parts = workspace((shares * dW.size,), dW.dtype)
+    cuts = together, blocks * together, height, row_blocks, column_blocks, shares, int(is_gathered)
     launch(
         batch_weight_gradient, dY, X, dW, packed, turned, parts, lines, taps, places, walk, sizes,
-        (together, at_once, height, row_blocks, column_blocks, shares, int(is_gathered)), gemm_address(dW.dtype),
+        cuts, gemm_address(dW.dtype),
         bytes_touched=_work(sizes, walk),
     )  # fmt: skip

@@ -20,7 +20,9 @@ from onnxgrad.cpu.core.turn import turn
 from onnxgrad.tensor_types import Array
 
 IMAGES = 16  # in a block, or a multiple of it if lines are short
-DEPTH = 256  # products added up in one chain, about; fixed, since it orders the additions
+# Products added up in one chain, about; fixed, since they order the additions. What is copied stays in the first cache.
+DEPTH = 512
+COPIED_DEPTH = 256
 TURNED = 1024  # elements of a channel that are turned at a time, about
 
 
@@ -68,6 +70,31 @@ def _turn_image(
 
 
 @native
+def _pack_windows(
+    dY: Array,
+    start: int,
+    windows: int,
+    image_step: int,
+    count: int,
+    channels: int,
+    some: int,
+    packed: Array,
+    at: int,
+) -> None:
+    """`some` windows of `count` images as one panel of the right side of products: [window, image, channel]."""
+    panel, lanes = panel_width(packed), VECTOR_BYTES // packed.itemsize
+    filled = (channels + lanes - 1) // lanes * lanes  # vectors without any channel are not read
+    for first in range(0, some, 2 * lanes):
+        taken = min(2 * lanes, some - first)
+        for i in range(count):
+            source, place = start + i * image_step + first, at + (first * count + i) * panel
+            turn(dY, source, windows, channels, taken, packed, place, count * panel)
+        if channels < filled:
+            for k in range(first * count, (first + taken) * count):
+                zero(packed, at + k * panel + channels, at + k * panel + filled)
+
+
+@native
 def _pack_panel(
     number: int,
     dY: Array,
@@ -79,26 +106,14 @@ def _pack_panel(
     outputs: int,
     windows: int,
 ) -> None:
-    """Some channels of dY of a block of images as the right side of products: [window, image, channel]."""
-    panel = panel_width(packed)
-    lanes = VECTOR_BYTES // packed.itemsize
-    panels = (outputs + panel - 1) // panel
-    part, rest = number % panels, number // panels
+    """Some channels of dY of a block of images: all windows."""
+    panel, room = panel_width(packed), panels_of(packed, outputs)
+    part, rest = number % (room // panel), number // (room // panel)
     group, image = rest % groups, begin + rest // groups * together
     count = min(together, end - image)
-    at = aligned(packed) + ((image - begin) * groups + group * count) * panels * panel * windows
-    at += part * panel * windows * count
-    left = part * panel
-    taken = min(panel, outputs - left)
-    filled = (taken + lanes - 1) // lanes * lanes  # vectors without any channel are not read
-    for first in range(0, windows, 2 * lanes):
-        some = min(2 * lanes, windows - first)
-        for i in range(count):
-            start = (((image + i) * groups + group) * outputs + left) * windows + first
-            turn(dY, start, windows, taken, some, packed, at + (first * count + i) * panel, count * panel)
-        if taken < filled:
-            for k in range(first * count, (first + some) * count):
-                zero(packed, at + k * panel + taken, at + k * panel + filled)
+    at = aligned(packed) + ((image - begin) * groups + group * count) * room * windows + part * panel * windows * count
+    start, taken = ((image * groups + group) * outputs + part * panel) * windows, min(panel, outputs - part * panel)
+    _pack_windows(dY, start, windows, groups * outputs * windows, count, taken, windows, packed, at)
 
 
 @native
@@ -137,6 +152,7 @@ def _gather(
 @native
 def _make_block(
     number: int,
+    dY: Array,
     packed: Array,
     turned: Array,
     lines: Array,
@@ -152,7 +168,7 @@ def _make_block(
     """Some channels of the image times some channels of dY, over one share of the lines of some blocks."""
     _, groups, inputs, outputs = sizes
     area, out_lines, width, kernel_lines, tap_count, _ = walk
-    together, _, height, row_blocks, _, shares, is_gathered = cuts
+    together, _, height, row_blocks, column_blocks, shares, is_gathered = cuts
     windows, kernel = out_lines * width, kernel_lines * tap_count
     share, rest = number % shares, number // shares
     group, rest = rest % groups, rest // groups
@@ -163,32 +179,43 @@ def _make_block(
     target = ((share * groups + group) * inputs + top) * kernel * outputs + left
     for row in range(rows * kernel if begin == 0 else 0):
         zero(parts, target + row * outputs, target + row * outputs + columns)
-    pieces = (width * together + DEPTH - 1) // DEPTH
+    depth = COPIED_DEPTH if is_gathered else DEPTH
+    pieces = (width * together + depth - 1) // depth
     piece = (width + pieces - 1) // pieces
     gathered_step = row_step(piece * together, turned)
     gathered = np.empty(rows * kernel * gathered_step if is_gathered else 0, turned.dtype)
+    # Where one task has all of a line, it packs what it needs itself, which then need not leave the cache.
+    is_packed = row_blocks * column_blocks > 1
+    right = packed if is_packed else np.empty(piece * together * room + CACHE_LINE, turned.dtype)
     units = (end - begin + together - 1) // together * out_lines
     for unit in range(units * share // shares, units * (share + 1) // shares):
         block, out_line = unit // out_lines, unit % out_lines
-        count = min(together, end - begin - block * together)
-        step = row_step(area * count, turned)
-        a = (
-            aligned(turned)
-            + block * groups * inputs * row_step(area * together, turned)
-            + (group * inputs + top) * step
-        )
-        b = aligned(packed) + (block * together * groups + group * count) * room * windows
-        b += (left * windows + out_line * width * panel) * count
+        image = begin + block * together
+        count = min(together, end - image)
+        step, whole_step = row_step(area * count, turned), row_step(area * together, turned)
+        a = aligned(turned) + block * groups * inputs * whole_step + (group * inputs + top) * step
         for start in range(0, width, piece):
             stop = min(width, start + piece)
+            if is_packed:
+                b_depth = windows * count
+                b = aligned(right) + (block * together * groups + group * count) * room * windows
+                b += (left * windows + (out_line * width + start) * panel) * count
+            else:
+                b_depth, b = (stop - start) * count, aligned(right)
+                for first in range(0, outputs, panel):
+                    source = ((image * groups + group) * outputs + first) * windows + out_line * width + start
+                    _pack_windows(
+                        dY, source, windows, groups * outputs * windows, count, min(panel, outputs - first),
+                        stop - start, right, b + first * b_depth,
+                    )  # fmt: skip
             if is_gathered:
                 _gather(
                     turned, a, step, lines, taps, walk, out_line, start, stop, rows * kernel, count, gathered,
                     gathered_step,
                 )  # fmt: skip
                 multiply(
-                    gemm, gathered, 0, gathered_step, rows * kernel, packed, b + start * count * panel,
-                    windows * count, (stop - start) * count, columns, parts, target, outputs, True,
+                    gemm, gathered, 0, gathered_step, rows * kernel, right, b, b_depth, (stop - start) * count,
+                    columns, parts, target, outputs, True,
                 )  # fmt: skip
                 continue
             for element in range(kernel):
@@ -198,7 +225,7 @@ def _make_block(
                 if line >= 0 and first < last:
                     multiply(
                         gemm, turned, a + (line + load(taps, tap + 2) + first) * count, step, rows,
-                        packed, b + first * count * panel, windows * count, (last - first) * count, columns,
+                        right, b + (first - start) * count * panel, b_depth, (last - first) * count, columns,
                         parts, target + element * outputs, kernel * outputs, True,
                     )  # fmt: skip
 
@@ -224,7 +251,7 @@ def batch_weight_gradient(
 
     `cuts`: images in a block, images for which there is room, channels of the image in a task, blocks of them, blocks
     of channels of dY, shares, and whether what elements of the kernel see is copied. `places` is empty if the stride
-    is one.
+    is one, `packed` if there is one block.
     """
     images, groups, inputs, outputs = sizes
     together, at_once, _, row_blocks, column_blocks, shares, _ = cuts
@@ -234,8 +261,9 @@ def batch_weight_gradient(
         blocks = (end - begin + together - 1) // together
         turning = (X, turned, places, begin, end, together, groups * inputs, walk[0])
         parallel(scheduler, blocks * groups * inputs, _turn_image, turning)
-        packing = (dY, packed, begin, end, together, groups, outputs, windows)
-        parallel(scheduler, blocks * groups * ((outputs + panel - 1) // panel), _pack_panel, packing)
-        work = (packed, turned, lines, taps, walk, sizes, cuts, begin, end, parts, gemm)
+        if row_blocks * column_blocks > 1:
+            packing = (dY, packed, begin, end, together, groups, outputs, windows)
+            parallel(scheduler, blocks * groups * (panels_of(packed, outputs) // panel), _pack_panel, packing)
+        work = (dY, packed, turned, lines, taps, walk, sizes, cuts, begin, end, parts, gemm)
         parallel(scheduler, shares * groups * row_blocks * column_blocks, _make_block, work)
     add_shares(parts, dW, groups, inputs * walk[3] * walk[4], outputs, shares, False, scheduler)
