@@ -48,6 +48,11 @@ def test_several_images_of_many_channels(case, dtype):
     check(conv_grad, *arrays((9, times * X[1], *X[2:]), (W[0], times * W[1], *W[2:]), attributes, dtype), **attributes)
 
 
+@pytest.mark.parametrize(("inputs", "outputs"), [(300, 230), (210, 330)])
+def test_pointwise_of_many_channels(inputs, outputs):
+    check(conv_grad, *arrays((2, inputs, 10, 21), (outputs, inputs, 1, 1), {}))
+
+
 def test_more_images_than_are_laid_out_at_once():
     X, W, attributes = CASES["stride leaves rows out"]
     with mock.patch("onnxgrad.cpu.conv.AT_ONCE", 1):

@@ -112,16 +112,19 @@ def _weights(dY: Array, X: Array, dW: Array, sizes: tuple[int, ...], axes: Seque
         return
     windows = walk[1] * walk[2]
     is_plain = _is_plain(axes) and 2 * windows > DEPTH
-    is_swapped = is_plain and inputs < outputs
+    is_one_block = is_plain and max(inputs, outputs) <= COLUMNS and dW.nbytes // groups <= RESULT
+    # One block packs dY where it uses it, best the larger of the two; else it is written and read again: the smaller.
+    is_swapped = is_plain and (inputs > outputs if is_one_block else inputs < outputs)
     if is_swapped:
         dY, X, inputs, outputs = X, dY, outputs, inputs
         sizes = images, groups, inputs, outputs
     rows = inputs * walk[3] * walk[4]
-    row_blocks, column_blocks = -(-rows // ROWS), -(-outputs // COLUMNS)
+    row_blocks, column_blocks = 1 if is_one_block else -(-rows // ROWS), -(-outputs // COLUMNS)
     height = -(-rows // row_blocks // TILE) * TILE
     cuts = height, -(-rows // height), column_blocks
     shares = share_count(images, windows, groups * cuts[1] * column_blocks)
-    packed = workspace((images * groups * panels_of(dW, outputs) * windows + CACHE_LINE,), dW.dtype)
+    needed = images * groups * panels_of(dW, outputs) * windows + CACHE_LINE
+    packed = workspace((needed if cuts[1] * column_blocks > 1 else 0,), dW.dtype)
     parts = workspace((shares * dW.size,), dW.dtype)
     launch(
         weight_gradient, dY, X, dW, packed, parts, lines, taps, walk, sizes, cuts, shares, is_plain, is_swapped,

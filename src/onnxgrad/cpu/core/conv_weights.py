@@ -6,7 +6,7 @@ shares are added up in their order, so that the number of threads does not show.
 
 import numpy as np
 
-from onnxgrad.cpu.core.gemm import VECTOR_BYTES, VECTORS, aligned, multiply, panel_width
+from onnxgrad.cpu.core.gemm import CACHE_LINE, VECTOR_BYTES, VECTORS, aligned, multiply, panel_width
 from onnxgrad.cpu.core.halves import load, store, zero
 from onnxgrad.cpu.core.jit import native
 from onnxgrad.cpu.core.parallel import parallel
@@ -42,21 +42,39 @@ def block_count(images: int, windows: int) -> int:
 
 
 @native
-def _pack_turned(number: int, dY: Array, packed: Array, images: int, groups: int, outputs: int, windows: int) -> None:
-    """A block of windows of dY as the right side of products, for each group: [panel, window, channel]."""
-    image, together, first, last = block_of(number, images, windows)
+def _pack_group(
+    dY: Array,
+    block: tuple[int, int, int, int],
+    group: int,
+    sizes: tuple[int, ...],
+    windows: int,
+    packed: Array,
+    base: int,
+) -> None:
+    """A group of a block of windows of dY as the right side of products: [panel, window, channel]."""
+    image, together, first, last = block
+    _, groups, _, outputs = sizes
     panel, count = panel_width(packed), last - first
-    depth, room = together * count, panels_of(packed, outputs)
+    depth = together * count
+    for left in range(0, outputs, panel):
+        taken, at = min(panel, outputs - left), base + left * depth
+        for i in range(together):
+            start = (((image + i) * groups + group) * outputs + left) * windows + first
+            turn(dY, start, windows, taken, count, packed, at + i * count * panel, panel)
+        if taken < panel:
+            for k in range(depth):
+                zero(packed, at + k * panel + taken, at + (k + 1) * panel)
+
+
+@native
+def _pack_turned(number: int, dY: Array, packed: Array, sizes: tuple[int, ...], windows: int) -> None:
+    """A block of windows of dY, each group."""
+    images, groups, _, outputs = sizes
+    image, together, first, last = block_of(number, images, windows)
+    room = panels_of(packed, outputs)
     for group in range(groups):
-        base = aligned(packed) + (image * windows + first) * groups * room + group * room * depth
-        for left in range(0, outputs, panel):
-            taken, at = min(panel, outputs - left), base + left * depth
-            for i in range(together):
-                start = (((image + i) * groups + group) * outputs + left) * windows + first
-                turn(dY, start, windows, taken, count, packed, at + i * count * panel, panel)
-            if taken < panel:
-                for k in range(depth):
-                    zero(packed, at + k * panel + taken, at + (k + 1) * panel)
+        base = aligned(packed) + (image * windows + first) * groups * room + group * room * together * (last - first)
+        _pack_group(dY, (image, together, first, last), group, sizes, windows, packed, base)
 
 
 @native
@@ -69,6 +87,7 @@ def panels_of(array: Array, columns: int) -> int:
 @native
 def _make_block(
     number: int,
+    dY: Array,
     packed: Array,
     X: Array,
     lines: Array,
@@ -84,7 +103,7 @@ def _make_block(
     """Some elements of the kernel times some channels of dY, over one share of the windows."""
     images, groups, inputs, outputs = sizes
     area, out_lines, width, kernel_lines, tap_count, _ = walk
-    height, row_blocks, _ = cuts
+    height, row_blocks, column_blocks = cuts
     windows, kernel = out_lines * width, kernel_lines * tap_count
     rows = inputs * kernel
     share, rest = number % shares, number // shares
@@ -94,6 +113,9 @@ def _make_block(
 
     unfolded = np.empty(0 if is_plain else taken * DEPTH, X.dtype)
     room = panels_of(packed, outputs)
+    # Where one task has all of a block of windows, it packs them itself, and they need not leave the cache.
+    is_packed = row_blocks * column_blocks > 1
+    right = packed if is_packed else np.empty(DEPTH * room + CACHE_LINE, X.dtype)
     blocks = block_count(images, windows)
     begin, end = blocks * share // shares, blocks * (share + 1) // shares
     target = ((share * groups + group) * rows + top) * outputs + left
@@ -101,11 +123,15 @@ def _make_block(
         image, together, first, last = block_of(block, images, windows)
         count = last - first
         depth = together * count
-        at = aligned(packed) + (image * windows + first) * groups * room + (group * room + left) * depth
+        at = aligned(right)
+        if is_packed:
+            at += (image * windows + first) * groups * room + (group * room + left) * depth
+        else:
+            _pack_group(dY, (image, together, first, last), group, sizes, windows, right, at)
         if is_plain:
             here = ((image * groups + group) * inputs + top) * area + first
             multiply(
-                gemm, X, here, area, taken, packed, at, depth, depth, columns, parts, target, outputs, block > begin
+                gemm, X, here, area, taken, right, at, depth, depth, columns, parts, target, outputs, block > begin
             )
             continue
         for i in range(together):
@@ -114,7 +140,7 @@ def _make_block(
                 place = (row - top) * DEPTH + i * count
                 unfold(X, channel * area, lines, taps, walk, row % kernel, first, last, unfolded, place)
         multiply(
-            gemm, unfolded, 0, DEPTH, taken, packed, at, depth, depth, columns, parts, target, outputs, block > begin
+            gemm, unfolded, 0, DEPTH, taken, right, at, depth, depth, columns, parts, target, outputs, block > begin
         )
 
 
@@ -175,16 +201,17 @@ def weight_gradient(
     gemm: int,
     scheduler: int,
 ) -> None:
-    """dW [M, C / group, …]; `packed` is room for dY, `parts` for the shares of the result.
+    """dW [M, C / group, …]; `packed` is room for dY, if there are several blocks, `parts` for the shares of the result.
 
     `is_plain` says that windows are elements of the image, one for one, and that blocks have one image each. Then X and
-    dY, and with them the sizes, may change places, `is_swapped`, so that the one with fewer channels is packed.
+    dY, and with them the sizes, may change places, `is_swapped`, so that X is packed.
     """
     images, groups, inputs, outputs = sizes
     _, row_blocks, column_blocks = cuts
     windows = walk[1] * walk[2]
-    packing = (dY, packed, images, groups, outputs, windows)
-    parallel(scheduler, block_count(images, windows), _pack_turned, packing)
+    if row_blocks * column_blocks > 1:
+        parallel(scheduler, block_count(images, windows), _pack_turned, (dY, packed, sizes, windows))
     tasks = shares * groups * row_blocks * column_blocks
-    parallel(scheduler, tasks, _make_block, (packed, X, lines, taps, walk, sizes, cuts, shares, is_plain, parts, gemm))
+    work = (dY, packed, X, lines, taps, walk, sizes, cuts, shares, is_plain, parts, gemm)
+    parallel(scheduler, tasks, _make_block, work)
     add_shares(parts, dW, groups, inputs * walk[3] * walk[4], outputs, shares, is_swapped, scheduler)
