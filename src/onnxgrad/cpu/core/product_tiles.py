@@ -1,6 +1,6 @@
 """Products of float32 matrices by tiles, of any size and layout, one or many.
 
-A task makes some rows and columns of a product. It packs what it needs of the right matrix, DEPTH numbers along k at a
+A task makes some rows and columns of a product. It packs what it needs of the right matrix, some numbers along k at a
 time, which stays in the second-level cache, and multiplies it with one panel of rows of the left one after the other.
 So a part of either matrix is packed by several tasks, but none waits for another.
 """
@@ -27,9 +27,16 @@ from onnxgrad.cpu.core.tiles import (
 )
 from onnxgrad.tensor_types import Array
 
-DEPTH = 256  # numbers along k at a time; fixed, since it orders the additions
-COLUMNS = 512  # at most, of a task: as many as packed stay in the second-level cache
+DEPTH = 512  # numbers along k at a time, about; fixed, since it orders the additions
+PACKED = 1 << 17  # numbers of the right matrix that a task packs at a time: they stay in the second-level cache
 FEWEST = PANEL  # rows or columns of a task
+
+
+@native
+def _depth_at_a_time(depth: int) -> int:
+    """All of it in equal parts: a small one at the end would go over the result once more for nothing."""
+    parts = max(1, (depth + DEPTH // 2) // DEPTH)
+    return ((depth + parts - 1) // parts + STEP - 1) // STEP * STEP
 
 
 @native
@@ -87,15 +94,18 @@ def _pack(
 @native
 def _fill_edge(edge: Array, source: Array, here: int, line: int, step: int, valid: int, count: int) -> None:
     """What there is of a tile, and zeros: k side by side if it is so in the source, else the lines."""
-    edge[:] = 0
     if step == 1:
         for i in range(valid):
             for k in range(count):
                 edge[i * STEP + k] = source[here + i * line + k]
+            edge[i * STEP + count : (i + 1) * STEP] = 0
+        edge[valid * STEP :] = 0
     else:
         for k in range(count):
             for i in range(valid):
                 edge[k * SIDE + i] = source[here + i * line + k * step]
+            edge[k * SIDE + valid : (k + 1) * SIDE] = 0
+        edge[count * SIDE :] = 0
 
 
 @native
@@ -151,14 +161,15 @@ def _task(
     a_start, b_start = starts[which, 0] + first * a_row, starts[which, 1] + column * b_column
     c_start = starts[which, 2] + first * c_row + column * c_column
 
-    panel_words = (min(depth, DEPTH) + STEP - 1) // STEP * BLOCK_WORDS
+    at_a_time = _depth_at_a_time(depth)
+    panel_words = at_a_time // STEP * BLOCK_WORDS
     right = np.empty((width + PANEL - 1) // PANEL * panel_words + CACHE_LINE, np.int32)
     left, edge = np.empty(panel_words + CACHE_LINE, np.int32), np.empty(PANEL * PANEL + CACHE_LINE, np.float32)
     right_at, left_at, edge_at = aligned(right), aligned(left), aligned(edge)
     is_bad = False
     begin_tiles()
-    for k in range(0, depth, DEPTH):
-        deep = min(DEPTH, depth - k)
+    for k in range(0, depth, at_a_time):
+        deep = min(at_a_time, depth - k)
         blocks = (deep + STEP - 1) // STEP
         is_bad |= _pack(False, b, b_start + k * b_k, b_column, b_k, width, deep, np.float32(1), right, right_at)
         for i in range(0, height, PANEL):
@@ -177,16 +188,17 @@ def _task(
 
 
 @native
-def _shares(count: int, rows: int, columns: int, threads: int) -> Any:
+def _shares(count: int, rows: int, columns: int, depth: int, threads: int) -> Any:
     """Rows and columns of a task: enough tasks for all threads, twice over, and little packed more than once."""
     wanted = (2 * threads + count - 1) // count
-    fewest = (columns + COLUMNS - 1) // COLUMNS
-    best_across, best_down, most, least = 1, 1, 0, 0
+    most = max(PANEL, PACKED // _depth_at_a_time(depth) // PANEL * PANEL)
+    fewest = (columns + most - 1) // most
+    best_across, best_down, many, least = 1, 1, 0, 0
     for across in range(fewest, max(fewest, min(wanted, columns // FEWEST)) + 1):
         down = max(1, min((wanted + across - 1) // across, rows // FEWEST))
         tasks, packed = min(wanted, across * down), across * rows + down * columns
-        if tasks > most or (tasks == most and packed < least):
-            best_across, best_down, most, least = across, down, tasks, packed
+        if tasks > many or (tasks == many and packed < least):
+            best_across, best_down, many, least = across, down, tasks, packed
     height, width = (rows + best_down - 1) // best_down, (columns + best_across - 1) // best_across
     return (height + PANEL - 1) // PANEL * PANEL, (width + PANEL - 1) // PANEL * PANEL
 
@@ -209,8 +221,8 @@ def tiled_product(
     The arguments are as core/product.py describes them; none of the sizes is 0.
     """
     bad = np.zeros(1, np.int64)
-    rows, columns, _ = sizes
-    height, width = shares = _shares(starts.shape[0], rows, columns, threads)
+    rows, columns, depth = sizes
+    height, width = shares = _shares(starts.shape[0], rows, columns, depth, threads)
     tasks = starts.shape[0] * ((rows + height - 1) // height) * ((columns + width - 1) // width)
     parallel(scheduler, tasks, _task, (a, b, c, bias, starts, steps, sizes, factor, shares, bad))
     return bad[0] == 0
