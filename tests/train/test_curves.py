@@ -14,7 +14,7 @@ from tests.checks import same_bits
 from torch import Tensor, nn
 from torch.nn import functional
 
-from onnxgrad.train import losses, optim
+from onnxgrad.train import losses, optim, products
 from onnxgrad.train.trainer import Trainer
 
 STEPS, CLOSE = 100, 1e-3
@@ -29,6 +29,12 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def small_products_by_tiles(monkeypatch):
+    """Where the processor has tiles: these networks are small, but stand for larger ones."""
+    monkeypatch.setattr(products, "FEWEST", 1)
 
 
 def mlp() -> nn.Module:

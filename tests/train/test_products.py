@@ -16,6 +16,12 @@ FLOAT = TensorProto.FLOAT
 DOUBLES = {"X": [2, 3], "W": [3, 4], "Y": [2, 4]}
 
 
+@pytest.fixture(autouse=True)
+def small_ones_too(monkeypatch):
+    """Products of a few numbers, which would be left alone, show what there is to see as well as large ones."""
+    monkeypatch.setattr(products, "FEWEST", 1)
+
+
 def model_of(nodes, inputs, outputs=("Y",), initializers=()):
     """A model whose inputs are {name: shape}, with types and shapes inferred."""
     kinds = [helper.make_tensor_value_info(name, FLOAT, shape) for name, shape in inputs.items()]
@@ -168,6 +174,25 @@ def test_axes_that_end_up_neither_rows_nor_columns_are_moved_before():
     nodes = [helper.make_node("Transpose", ["X"], ["T"], perm=[2, 0, 1]), helper.make_node("MatMul", ["T", "W"], ["Y"])]
     made = changed(model_of(nodes, {"X": [4, 5, 3], "W": [5, 6]}))
     assert [n.op_type for n in made] == ["Transpose", "PermutedMatMul"]
+
+
+@pytest.mark.parametrize(
+    ("X", "W", "stays"),
+    [
+        ([64, 64], [64, 31], True),
+        ([64, 31], [31, 64], True),
+        ([31, 64], [64, 64], True),
+        ([4, 8, 64], [64, 64], False),
+        ([4, 7, 64], [64, 64], True),
+        ([4, 8, 64], [4, 64, 64], True),
+        (["N", 64], [64, 64], False),
+    ],
+    ids=str,
+)
+def test_small_products_stay(X, W, stays, monkeypatch):
+    monkeypatch.setattr(products, "FEWEST", 32)
+    made = ir.from_proto(model_of([helper.make_node("MatMul", ["X", "W"], ["Y"])], {"X": X, "W": W}))
+    assert products.use_permuted_products(made.graph) == (0 if stays else 1)
 
 
 def test_other_types_stay():

@@ -14,6 +14,8 @@ from onnxgrad.graph.builder import MICROSOFT, Builder
 from onnxgrad.graph.transposes import STANDARD, is_transpose, permutation
 from onnxgrad.prepared import drop_dead
 
+FEWEST = 32  # rows, columns or terms of sums that fill a tile: products of fewer are left to onnxruntime
+
 
 @dataclass
 class _Operand:
@@ -51,7 +53,7 @@ class _Operand:
 
 
 def use_permuted_products(graph: ir.Graph) -> int:
-    """Changes all products of float32 numbers whose ranks are known; how many there were."""
+    """Changes products of float32 numbers whose ranks are known, unless they are known to be small; how many."""
     builder = Builder(graph, dict(graph.opset_imports))
     products = [n for n in graph if n.domain in STANDARD and n.op_type in ("MatMul", "Gemm") and _can_be_changed(n)]
     for node in products:
@@ -66,11 +68,15 @@ def _can_be_changed(node: ir.Node) -> bool:
     A, B, *rest = node.inputs
     if A is None or B is None or node.outputs[0].dtype != ir.DataType.FLOAT or min(_rank(A), _rank(B)) < 2:
         return False
+    left, right = _dims(A), _dims(B)
+    *_, rows, depth = left[::-1] if _attribute(node, "transA", 0) else left
+    columns = right[-2 if _attribute(node, "transB", 0) else -1]
+    if len(right) == 2 and len(left) > 2:  # all rows of A are those of one matrix
+        rows = math.prod(left[:-1]) if all(isinstance(d, int) for d in left[:-1]) else None
+    if any(isinstance(size, int) and size < FEWEST for size in (rows, depth, columns)):
+        return False
     C = rest[0] if rest else None
-    if C is None:
-        return True
-    columns = _dims(B)[0 if _attribute(node, "transB", 0) else 1]
-    return bool(_attribute(node, "beta", 1.0) == 1 and _is_bias(C, columns))
+    return C is None or bool(_attribute(node, "beta", 1.0) == 1 and _is_bias(C, columns))
 
 
 def _change(builder: Builder, node: ir.Node) -> None:
