@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from onnxgrad.cpu.core.gemm import aligned, multiply, packed_matrix
+from onnxgrad.cpu.core.halves import load, store
 from onnxgrad.cpu.core.jit import native
 from onnxgrad.cpu.core.parallel import parallel
 from onnxgrad.cpu.core.product_tiles import tiled_product
@@ -52,7 +53,7 @@ def _task(
     a_at, c_at = a_start + first * a_row, c_start + first * c_row
     for i in range(height):
         for k in range(depth):
-            left[i * depth + k] = a[a_at + i * a_row + k * a_k] * factor
+            store(left, i * depth + k, load(a, a_at + i * a_row + k * a_k) * factor)
     accumulate = not is_first
     if is_first and bias.size > 0:
         begin_rows(c, c_at, c_row, c_column, height, columns, bias, bias_start)

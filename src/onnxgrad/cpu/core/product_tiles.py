@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from onnxgrad.cpu.core.gemm import CACHE_LINE, aligned
+from onnxgrad.cpu.core.halves import load, store, zero
 from onnxgrad.cpu.core.jit import native
 from onnxgrad.cpu.core.parallel import parallel
 from onnxgrad.cpu.core.rows import begin_rows, put
@@ -72,8 +73,8 @@ def _pack(
             to = at + (panel * blocks + block) * BLOCK_WORDS + half * TILE_WORDS
             if valid <= 0:
                 for part in range(PARTS):
-                    for i in range(TILE_WORDS):
-                        packed[to + 2 * part * TILE_WORDS + i] = 0
+                    place = to + 2 * part * TILE_WORDS
+                    zero(packed, place, place + TILE_WORDS)
                 continue
             numbers, begin, is_along, apart = source, here, step == 1, line if step == 1 else step
             if valid < SIDE or count < STEP or (step != 1 and line != 1):
@@ -97,15 +98,15 @@ def _fill_edge(edge: Array, source: Array, here: int, line: int, step: int, vali
     if step == 1:
         for i in range(valid):
             for k in range(count):
-                edge[i * STEP + k] = source[here + i * line + k]
-            edge[i * STEP + count : (i + 1) * STEP] = 0
-        edge[valid * STEP :] = 0
+                store(edge, i * STEP + k, load(source, here + i * line + k))
+            zero(edge, i * STEP + count, (i + 1) * STEP)
+        zero(edge, valid * STEP, SIDE * STEP)
     else:
         for k in range(count):
             for i in range(valid):
-                edge[k * SIDE + i] = source[here + i * line + k * step]
-            edge[k * SIDE + valid : (k + 1) * SIDE] = 0
-        edge[count * SIDE :] = 0
+                store(edge, k * SIDE + i, load(source, here + i * line + k * step))
+            zero(edge, k * SIDE + valid, (k + 1) * SIDE)
+        zero(edge, count * SIDE, SIDE * STEP)
 
 
 @native
@@ -122,18 +123,29 @@ def _multiply_rows(
     row: int,
     column: int,
     accumulate: bool,
+    bias: Array,
+    bias_at: int,
     edge: Array,
     edge_at: int,
 ) -> None:
-    """A panel of the left matrix times panels of the right one. `edge` is room for a piece that does not fit c."""
+    """A panel of the left matrix times panels of the right one. `edge` is room for a piece that does not fit c.
+
+    Without `accumulate` sums begin with the bias, if there is one.
+    """
+    has_bias = bias.size > 0 and not accumulate
     for first in range(0, columns, PANEL):
         panel = right_at + first // PANEL * blocks * BLOCK_WORDS
         valid, at = min(PANEL, columns - first), start + first * column
         if rows == PANEL and valid == PANEL and column == 1:
-            multiply_panels(left, left_at, right, panel, blocks, c, at, row, accumulate)
-        else:
-            multiply_panels(left, left_at, right, panel, blocks, edge, edge_at, PANEL, False)
-            put(edge, edge_at, PANEL, rows, valid, c, at, row, column, accumulate)
+            if has_bias:
+                multiply_panels(left, left_at, right, panel, blocks, c, at, row, bias, bias_at + first, 0, True)
+            else:
+                multiply_panels(left, left_at, right, panel, blocks, c, at, row, c, at, row, accumulate)
+            continue
+        if has_bias:
+            begin_rows(c, at, row, column, rows, valid, bias, bias_at + first)
+        multiply_panels(left, left_at, right, panel, blocks, edge, edge_at, PANEL, edge, edge_at, PANEL, False)
+        put(edge, edge_at, PANEL, rows, valid, c, at, row, column, accumulate or has_bias)
 
 
 @native
@@ -175,12 +187,23 @@ def _task(
         for i in range(0, height, PANEL):
             valid, at, to = min(PANEL, height - i), a_start + i * a_row + k * a_k, c_start + i * c_row
             is_bad |= _pack(True, a, at, a_row, a_k, valid, deep, np.float32(factor), left, left_at)
-            accumulate = k > 0
-            if k == 0 and bias.size > 0:
-                begin_rows(c, to, c_row, c_column, valid, width, bias, column)
-                accumulate = True
             _multiply_rows(
-                left, left_at, valid, right, right_at, blocks, width, c, to, c_row, c_column, accumulate, edge, edge_at
+                left,
+                left_at,
+                valid,
+                right,
+                right_at,
+                blocks,
+                width,
+                c,
+                to,
+                c_row,
+                c_column,
+                k > 0,
+                bias,
+                column,
+                edge,
+                edge_at,
             )
     end_tiles()
     if is_bad:

@@ -1,5 +1,6 @@
 """Rows of a product on their way into memory."""
 
+from onnxgrad.cpu.core.halves import load, store
 from onnxgrad.cpu.core.jit import native
 from onnxgrad.tensor_types import Array
 
@@ -12,11 +13,11 @@ def begin_rows(
     if column == 1:  # so that it becomes vector moves
         for i in range(rows):
             for j in range(columns):
-                c[start + i * row + j] = bias[bias_start + j]
+                store(c, start + i * row + j, load(bias, bias_start + j))
         return
     for i in range(rows):
         for j in range(columns):
-            c[start + i * row + j * column] = bias[bias_start + j]
+            store(c, start + i * row + j * column, load(bias, bias_start + j))
 
 
 @native
@@ -36,5 +37,5 @@ def put(
     for i in range(rows):
         for j in range(columns):
             at = start + i * row + j * column
-            new = piece[piece_start + i * piece_row + j]
-            c[at] = c[at] + new if accumulate else new
+            new = load(piece, piece_start + i * piece_row + j)
+            store(c, at, load(c, at) + new if accumulate else new)

@@ -203,15 +203,19 @@ def multiply_panels(
     c: Any,
     at: Any,
     row: Any,
-    accumulate: Any,
+    first: Any,
+    first_at: Any,
+    first_row: Any,
+    has_first: Any,
 ) -> Any:
-    """c[i, j] (+)= Σ_k left[i, k] · right[k, j] for a panel of either side, c's rows `row` apart.
+    """c[i, j] = first[i, j] + Σ_k left[i, k] · right[k, j] for a panel of either side, c's rows `row` apart.
 
+    `first` may be c itself, or one row again and again if `first_row` is 0; without it sums begin with 0.
     Between `begin_tiles` and `end_tiles`. What is packed begins on a cache line: it takes four times as long if not.
     """
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
-        left_array, left_start, right_array, right_start, count, c_array, c_start, c_row, add = values
+        left_array, left_start, right_array, right_start, count, c_array, c_start, c_row, *begin = values
         bytes_ = INT8.as_pointer()
 
         def pointer(kind: Any, array: Any, start: Any) -> Any:
@@ -221,9 +225,10 @@ def multiply_panels(
         tiles = _Tiles(builder)
         left_base, right_base = pointer(left, left_array, left_start), pointer(right, right_array, right_start)
         c_base, row_bytes = pointer(c, c_array, c_start), builder.mul(c_row, INT64(4))
-        with builder.if_else(add) as (onto, anew):
+        with builder.if_else(begin[3]) as (onto, anew):
             with onto:
-                tiles.sums("tileloadd64", c_base, row_bytes)
+                begin_row = builder.mul(begin[2], INT64(4))
+                tiles.sums("tileloadd64", pointer(first, begin[0], begin[1]), begin_row)
             with anew:
                 for total in range(4):
                     tiles.call("tilezero", [total])
@@ -241,7 +246,7 @@ def multiply_panels(
         return context.get_dummy_value()
 
     n = types.int64
-    return types.void(left, n, right, n, n, c, n, n, types.boolean), generate
+    return types.void(left, n, right, n, n, c, n, n, first, n, n, types.boolean), generate
 
 
 @machine_code
