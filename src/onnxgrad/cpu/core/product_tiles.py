@@ -31,6 +31,7 @@ from onnxgrad.tensor_types import Array
 DEPTH = 512  # numbers along k at a time, about; fixed, since it orders the additions
 PACKED = 1 << 17  # numbers of the right matrix that a task packs at a time: they stay in the second-level cache
 FEWEST = PANEL  # rows or columns of a task
+SIDE_BY_SIDE = 4 * PANEL
 
 
 @native
@@ -176,7 +177,10 @@ def _task(
     at_a_time = _depth_at_a_time(depth)
     panel_words = at_a_time // STEP * BLOCK_WORDS
     right = np.empty((width + PANEL - 1) // PANEL * panel_words + CACHE_LINE, np.int32)
-    left, edge = np.empty(panel_words + CACHE_LINE, np.int32), np.empty(PANEL * PANEL + CACHE_LINE, np.float32)
+    # Rows that stand side by side in memory are read several panels at a time.
+    at_once = PANEL if a_k == 1 else SIDE_BY_SIDE
+    left = np.empty(at_once // PANEL * panel_words + CACHE_LINE, np.int32)
+    edge = np.empty(PANEL * PANEL + CACHE_LINE, np.float32)
     right_at, left_at, edge_at = aligned(right), aligned(left), aligned(edge)
     is_bad = False
     begin_tiles()
@@ -185,26 +189,15 @@ def _task(
         blocks = (deep + STEP - 1) // STEP
         is_bad |= _pack(False, b, b_start + k * b_k, b_column, b_k, width, deep, np.float32(1), right, right_at)
         for i in range(0, height, PANEL):
-            valid, at, to = min(PANEL, height - i), a_start + i * a_row + k * a_k, c_start + i * c_row
-            is_bad |= _pack(True, a, at, a_row, a_k, valid, deep, np.float32(factor), left, left_at)
+            within = i % at_once
+            if within == 0:
+                lines, at = min(at_once, height - i), a_start + i * a_row + k * a_k
+                is_bad |= _pack(True, a, at, a_row, a_k, lines, deep, np.float32(factor), left, left_at)
+            panel = left_at + within // PANEL * blocks * BLOCK_WORDS
             _multiply_rows(
-                left,
-                left_at,
-                valid,
-                right,
-                right_at,
-                blocks,
-                width,
-                c,
-                to,
-                c_row,
-                c_column,
-                k > 0,
-                bias,
-                column,
-                edge,
-                edge_at,
-            )
+                left, panel, min(PANEL, height - i), right, right_at, blocks, width, c, c_start + i * c_row, c_row,
+                c_column, k > 0, bias, column, edge, edge_at,
+            )  # fmt: skip
     end_tiles()
     if is_bad:
         bad[0] = 1
