@@ -148,7 +148,9 @@ class Trainer:
     def step(self, batch: Mapping[str, Any]) -> float:
         """Runs a batch and, if enough have come together, updates the parameters; the loss before the update."""
         with self.ranks.together(), self._device.at_work():
-            self._seed[0] = int(np.random.SeedSequence([self.seed, self._batches]).generate_state(1, np.uint64)[0] >> 1)
+            if self._step.drops:
+                seeds = np.random.SeedSequence([self.seed, self._batches])
+                self._seed[0] = int(seeds.generate_state(1, np.uint64)[0] >> 1)
             loss = self._run(batch)
             if not math.isfinite(loss):
                 self._stop(f"the loss is {loss}")
