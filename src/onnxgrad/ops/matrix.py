@@ -96,7 +96,7 @@ def permuted_mat_mul(
     permutation that is left out, or empty, changes nothing. float16 and bfloat16 compute in float32 and round once.
 
     It is what training on a CPU multiplies with if the processor has tile units for bfloat16 (AMX): the numbers are
-    split into three parts there, with results as good as those of float32 at three times its speed. Numbers below
+    split into three parts there, with results as good as those of float32 at up to twice its speed. Numbers below
     2⁻¹⁰² lose digits on the way.
     """
     work = accumulator(A.dtype)
