@@ -28,7 +28,7 @@ def _match(builder: Builder, erf: ir.Node) -> tuple[ir.Value, ir.Node] | None:
     """(x, the last node), if the Erf is part of a Gelu in float32 of which nobody else uses a part."""
     scaled = erf.inputs[0]
     x = None if scaled is None else _without_factor(builder, scaled, 1 / math.sqrt(2))
-    plus = _only_user(erf)
+    plus = only_user(erf)
     if x is None or x.dtype != ir.DataType.FLOAT or plus is None or plus.op_type != "Add":
         return None
     if not _is_number(builder, _other(plus, erf.outputs[0]), 1.0):
@@ -36,7 +36,7 @@ def _match(builder: Builder, erf: ir.Node) -> tuple[ir.Value, ir.Node] | None:
     last = plus
     factors: list[str] = []
     while len(factors) < 2:
-        product = _only_user(last)
+        product = only_user(last)
         if product is None or product.op_type != "Mul":
             return None
         factor = _other(product, last.outputs[0])
@@ -84,7 +84,8 @@ def _other(node: ir.Node, one: ir.Value) -> ir.Value | None:
     return second if first is one else first
 
 
-def _only_user(node: ir.Node) -> ir.Node | None:
+def only_user(node: ir.Node) -> ir.Node | None:
+    """The one node that uses the first result of another, which is no result of the graph."""
     value = node.outputs[0]
     users = [user for user, _ in value.uses()]
     return users[0] if len(users) == 1 and not value.is_graph_output() else None

@@ -11,6 +11,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxgrad.graph.builder import MICROSOFT, Builder
+from onnxgrad.graph.recognition import only_user
 from onnxgrad.graph.transposes import STANDARD, is_transpose, permutation
 from onnxgrad.prepared import drop_dead
 
@@ -88,11 +89,11 @@ def _change(builder: Builder, node: ir.Node) -> None:
     bias = rest[0] if rest else None
     alpha = float(_attribute(node, "alpha", 1.0)) * left.factor * right.factor
     last, perm = node, list(range(max(len(left.perm), len(right.perm))))
-    while bias is None and (after := _only_user(last)) is not None and (scaled := _scaled(builder, after)) is not None:
+    while bias is None and (after := only_user(last)) is not None and (scaled := _scaled(builder, after)) is not None:
         last, alpha = after, alpha * scaled[1]
     if bias is None and (added := _bias_after(last, right.columns)) is not None:
         last, bias = added
-    while (after := _only_user(last)) is not None and is_transpose(after):
+    while (after := only_user(last)) is not None and is_transpose(after):
         axes = [perm[k] for k in permutation(after)]
         if axes[-1] < len(axes) - 2:  # what stands side by side would be neither a row nor a column
             break
@@ -120,7 +121,7 @@ def _take_place(graph: ir.Graph, new: ir.Node, old: ir.Node) -> None:
 
 def _bias_after(node: ir.Node, columns: Any) -> tuple[ir.Node, ir.Value] | None:
     """The Add of one number for each column that follows, and the numbers."""
-    after = _only_user(node)
+    after = only_user(node)
     if after is None or after.op_type != "Add" or after.domain not in STANDARD:
         return None
     bias = after.inputs[1] if after.inputs[0] is node.outputs[0] else after.inputs[0]
@@ -163,12 +164,6 @@ def _number(builder: Builder, value: ir.Value) -> float | None:
 def _lies_well(perm: list[int]) -> bool:
     """Whether the numbers that stand side by side in memory are a row or a column of a matrix."""
     return len(perm) - 1 in perm[-2:]
-
-
-def _only_user(node: ir.Node) -> ir.Node | None:
-    value = node.outputs[0]
-    users = [user for user, _ in value.uses()]
-    return users[0] if len(users) == 1 and not value.is_graph_output() else None
 
 
 def _rank(value: ir.Value) -> int:
