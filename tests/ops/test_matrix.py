@@ -143,7 +143,7 @@ def test_as_exact_as_products_of_float32(way, depth):
         def error(result):
             return np.sqrt(np.mean((result.astype(np.float64) - exact) ** 2))
 
-        assert error(call(permuted_mat_mul, A, B)) < 2 * error(chain)
+        assert error(call(permuted_mat_mul, A, B)) <= 1.01 * error(chain)
 
 
 @pytest.mark.parametrize("number", [np.inf, -np.inf, np.nan, np.finfo(np.float32).max, 3.395e38])

@@ -31,7 +31,7 @@ from onnxgrad.tensor_types import Array
 DEPTH = 512  # numbers along k at a time, about; fixed, since it orders the additions
 PACKED = 1 << 17  # numbers of the right matrix that a task packs at a time: they stay in the second-level cache
 FEWEST = PANEL  # rows or columns of a task
-SIDE_BY_SIDE = 4 * PANEL
+SIDE_BY_SIDE = 4 * PANEL  # rows packed at a time where they, and not the numbers along k, are neighbours in memory
 
 
 @native
