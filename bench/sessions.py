@@ -1,7 +1,8 @@
 """`python -m bench.sessions`: what a session of stock onnxruntime adds to a direct call, inputs and outputs bound.
 
-The same arrays on both sides, float32, sizes of the operators' benchmark. BroadcastGradientArgs also beside the same
-session in onnxruntime-training, and in a chain of 50 nodes, which tells what one more node costs.
+The same arrays on both sides, float32, sizes of the operators' benchmark. BroadcastGradientArgs, of a microsecond or
+less, also in a chain of 50 nodes, which tells what one more node costs, and in one model for onnxruntime-training and
+for the oldest and the newest stock onnxruntime; an Add beside it tells what a session costs before any node of ours.
 """
 
 import csv
@@ -20,7 +21,7 @@ import onnxgrad
 from bench.cases import Case, all_cases, output_types
 from bench.measure import FULL, time_sides
 from bench.peers import CannotRunError, HereSide
-from bench.peers.ort_training_peer import OrtTrainingPeer
+from bench.peers.ort_training_peer import OrtTrainingPeer, StockPeer
 
 RESULTS = Path(__file__).with_name("sessions.csv")
 MOST_TIMES, MOST_ADDED_US = 1.15, 10.0  # in a session against directly; what a node may add
@@ -97,41 +98,68 @@ def _chain(nodes: int) -> HereSide:
     return HereSide(_bound(_session(_model(made, inputs, names)), inputs, outputs))
 
 
+def _smallest_sessions(case: Case) -> list[list[Any]]:
+    """A row for each onnxruntime: its Add, the node of the case, whether the latter meets the bar; microseconds."""
+    threads = onnxgrad.get_num_threads()
+    given = case.inputs()
+    expected: Any = case.op(*given.values())
+    outputs = [t._replace(shape=e.shape) for t, e in zip(output_types(case, given), expected, strict=True)]
+    total = outputs[0]._replace(name="total", shape=next(iter(given.values())).shape)  # type: ignore[union-attr]
+    peers: dict[str, OrtTrainingPeer] = {}
+    sides: dict[str, Any] = {}
+    makers = [lambda: OrtTrainingPeer(threads), lambda: StockPeer(threads, True), lambda: StockPeer(threads, False)]
+    for make in makers:
+        try:
+            name = f"{make().name} {make().version()}"
+            for operator, results in (("add", [total]), (case.operator, outputs)):
+                peer = peers[f"{name} {operator}"] = make()
+                sides[f"{name} {operator}"], got = peer.prepare(operator, given, {}, results)
+                if operator != "add" and any(g.tobytes() != e.tobytes() for g, e in zip(got, expected, strict=True)):
+                    raise SystemExit(f"{case.work} differs in {name}, nothing to time")
+        except CannotRunError as reason:
+            print(reason)
+    times = {name: timing.best_ms * 1e3 for name, timing in time_sides(sides, FULL).items()}
+    for peer in peers.values():
+        peer.close()
+    names = dict.fromkeys(name.rpartition(" ")[0] for name in times)
+    limit = next((t for name, t in times.items() if name.endswith(case.operator)), np.inf)
+    return [
+        [name, times[f"{name} add"], times[f"{name} {case.operator}"], times[f"{name} {case.operator}"] <= limit]
+        for name in names
+    ]
+
+
 def main() -> int:
     rows = []
-    for case in [c for c in all_cases() if c.dtype in ("float32", "int64")]:
-        sides = _one_node(case)
-        peer = OrtTrainingPeer(onnxgrad.get_num_threads())
-        is_tiny = case.operator == "broadcast_gradient_args"
-        if is_tiny:
-            try:
-                given = case.inputs()
-                expected: Any = case.op(*given.values())
-                types = [t._replace(shape=e.shape) for t, e in zip(output_types(case, given), expected, strict=True)]
-                sides["onnxruntime-training"], _ = peer.prepare(case.operator, given, case.attributes, types)
-            except CannotRunError as reason:
-                print(reason)
-        times = {name: timing.best_ms for name, timing in time_sides(sides, FULL).items()}
-        peer.close()
+    cases = [c for c in all_cases() if c.dtype in ("float32", "int64")]
+    for case in cases:
+        times = {name: timing.best_ms for name, timing in time_sides(_one_node(case), FULL).items()}
         direct, inside = times["directly"], times["in a session"]
-        limit = times.get("onnxruntime-training", MOST_TIMES * direct)
-        rows.append([case.work, direct, inside, inside / direct, times.get("onnxruntime-training"), inside <= limit])
+        rows.append([case.work, direct, inside, inside / direct, inside <= MOST_TIMES * direct])
     chains = time_sides({"short": _chain(1), "long": _chain(CHAIN + 1)}, FULL)
     added = (chains["long"].best_ms - chains["short"].best_ms) / CHAIN * 1e3
-    rows.append([f"one more node of {CHAIN}", None, added / 1e3, None, None, added <= MOST_ADDED_US])
+    rows.append([f"one more node of {CHAIN}", None, added / 1e3, None, added <= MOST_ADDED_US])
+    smallest = _smallest_sessions(next(c for c in cases if c.operator == "broadcast_gradient_args"))
 
-    table = Table("work, float32", "directly ms", "in a session ms", "times", "onnxruntime-training ms", "bar met")
-    for work, direct, inside, times_direct, peer_ms, met in rows:
-        cells = (direct, inside, times_direct, peer_ms)
-        table.add_row(work, *("–" if c is None else f"{c:.4g}" for c in cells), "yes" if met else "[red]no")
-    Console().print(table)
+    headers = ("work, float32", "directly ms", "in a session ms", "times", "bar met")
+    _show(headers, rows)
+    small_headers = ("a session with one node", "Add µs", "BroadcastGradientArgs µs", "not slower than the first")
+    _show(small_headers, smallest)
     with RESULTS.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["work", "directly_ms", "in_session_ms", "times", "onnxruntime_training_ms", "bar_met"])
-        writer.writerows(
-            [["" if c is None else f"{c:.5g}" if isinstance(c, float) else c for c in row] for row in rows]
-        )
+        for header, part in ((headers, rows), (small_headers, smallest)):
+            writer.writerow(header)
+            writer.writerows(
+                [["" if c is None else f"{c:.5g}" if isinstance(c, float) else c for c in row] for row in part]
+            )
     return 0
+
+
+def _show(headers: tuple[str, ...], rows: list[list[Any]]) -> None:
+    table = Table(*headers)
+    for what, *times, met in rows:
+        table.add_row(what, *("–" if c is None else f"{c:.4g}" for c in times), "yes" if met else "[red]no")
+    Console().print(table)
 
 
 if __name__ == "__main__":

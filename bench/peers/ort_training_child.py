@@ -36,7 +36,7 @@ class OneNode:
             message["operator"],
             ["" if array is None else name for name, array in message["inputs"]],
             [name for name, _, _ in outputs],
-            domain="com.microsoft",
+            domain=message["domain"],
             **message["attributes"],
         )
         graph = helper.make_graph(
@@ -48,6 +48,10 @@ class OneNode:
         opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
         model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
         options = onnxruntime.SessionOptions()
+        if message["registers"]:
+            import onnxgrad
+
+            onnxgrad.register(options)
         options.intra_op_num_threads = message["threads"]
         self._session = onnxruntime.InferenceSession(
             model.SerializeToString(), options, providers=["CPUExecutionProvider"]

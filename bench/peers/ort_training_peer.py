@@ -1,7 +1,9 @@
 """onnxruntime-training 1.19.2, which owns the module onnxruntime and stops at Python 3.11: a process of its own."""
 
+import os
 import pickle
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,13 @@ from bench.turn import Turn
 
 ROOT = Path(__file__).resolve().parents[2]
 INTERPRETER = ROOT / ".venv-peer" / "bin" / "python"
+OLDEST = ROOT / ".oldest"
 HOW_TO_GET_IT = "onnxruntime-training is not installed: make .venv-peer/ready gets it"
 
 # What the kernels of 1.19.2 ask for where the contract is wider.
 EXTRA_ATTRIBUTES = {"activations": ["sigmoid", "tanh"], "direction": "forward"}
+
+OURS = "com.microsoft"
 
 # Its own words for what it cannot do, and ours.
 REASONS = {"narrowing_error": "it has no negative steps on the innermost axis"}
@@ -24,6 +29,7 @@ class OrtTrainingPeer:
     """One-node models in ort_training_child.py, driven over its pipes by pickled messages."""
 
     name = ORT_TRAINING
+    registers = False  # onnxgrad's operators
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
@@ -39,6 +45,8 @@ class OrtTrainingPeer:
             {
                 "do": "prepare",
                 "operator": _onnx_name(operator),
+                "domain": "" if operator == "add" else OURS,
+                "registers": self.registers,
                 "inputs": list(inputs.items()),
                 "outputs": [tuple(output) for output in outputs],
                 "attributes": {**attributes, **(EXTRA_ATTRIBUTES if operator.startswith("gru") else {})},
@@ -76,16 +84,42 @@ class OrtTrainingPeer:
             self._child = None
 
     def _running(self) -> "subprocess.Popen[bytes]":
-        if not INTERPRETER.exists():
-            raise CannotRunError(HOW_TO_GET_IT)
         if self._child is None:
             self._child = subprocess.Popen(
-                [INTERPRETER, "-m", "bench.peers.ort_training_child"],
+                [*self._command(), "-m", "bench.peers.ort_training_child"],
                 cwd=ROOT,
+                env=self._environment(),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
             )
         return self._child
+
+    def _command(self) -> list[str]:
+        if not INTERPRETER.exists():
+            raise CannotRunError(HOW_TO_GET_IT)
+        return [str(INTERPRETER)]
+
+    def _environment(self) -> dict[str, str]:
+        return dict(os.environ)
+
+
+class StockPeer(OrtTrainingPeer):
+    """The same models in a process with a stock onnxruntime, where onnxgrad brings the operators."""
+
+    name = "onnxruntime"
+    registers = True
+
+    def __init__(self, threads: int, oldest: bool) -> None:
+        super().__init__(threads)
+        self._oldest = oldest
+
+    def _command(self) -> list[str]:
+        if self._oldest and not (OLDEST / "ready").exists():
+            raise CannotRunError("the oldest onnxruntime is not installed: make .oldest/ready gets it")
+        return [sys.executable]
+
+    def _environment(self) -> dict[str, str]:
+        return {**os.environ, **({"PYTHONPATH": str(OLDEST)} if self._oldest else {})}
 
 
 class _ThereSide:

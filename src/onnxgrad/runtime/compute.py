@@ -11,7 +11,6 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.np.numpy_support import carray
 
 from onnxgrad.cpu.core.call import INT64, invoke
 from onnxgrad.cpu.core.jit import c_function, inlined, int64, machine_code, native
@@ -69,10 +68,14 @@ def copy_bytes(typing_context: Any, target: Any, source: Any, count: Any) -> Any
 
 @machine_code
 def stack_words(typing_context: Any, count: Any) -> Any:
-    """The address of so many words on the stack, for the time of the function that asks for them."""
+    """The address of so many words on the stack, for the time of the function that asks for them.
+
+    Not `cgutils.alloca_once`: that fills them with zeros, here 9 kB at every run of every node.
+    """
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
-        words = cgutils.alloca_once(builder, ir.ArrayType(INT64, count.literal_value))
+        with builder.goto_entry_block():
+            words = builder.alloca(ir.ArrayType(INT64, count.literal_value))
         return builder.ptrtoint(words, INT64)
 
     return types.int64(count), generate
@@ -87,8 +90,8 @@ def keep(typing_context: Any, array: Any) -> Any:
 @inlined
 def _read_inputs(kernel: Any, context: int, key: Any, data: Any, out: int) -> int:
     """Fills the key and the inputs' addresses; the key's length, or -1 if it does not fit."""
-    api = carray(words_at(kernel[API]), 512)
-    word = carray(words_at(out), 3)
+    api = words_at(kernel[API])
+    word = words_at(out)
     length = int64(0)
     for i in range(kernel[INPUTS]):
         invoke(api[GET_INPUT], (context, int64(i), out))
@@ -105,7 +108,7 @@ def _read_inputs(kernel: Any, context: int, key: Any, data: Any, out: int) -> in
         if length + 2 + rank > KEY_ROOM:
             return int64(-1)
         key[length] = rank
-        dims = carray(words_at(word[1]), rank)
+        dims = words_at(word[1])
         size = int64(1)
         for d in range(rank):
             key[length + 1 + d] = dims[d]
@@ -120,7 +123,7 @@ def _read_inputs(kernel: Any, context: int, key: Any, data: Any, out: int) -> in
                 for j in range(size):
                     key[length + j] = int32_at(data[i] + 4 * j)
             else:
-                content = carray(words_at(data[i]), size)
+                content = words_at(data[i])
                 for j in range(size):
                     key[length + j] = content[j]
             length += size
@@ -131,9 +134,9 @@ def _read_inputs(kernel: Any, context: int, key: Any, data: Any, out: int) -> in
 def _find_plan(kernel: Any, key: Any, length: int) -> int:
     address = kernel[PLAN]
     while address != 0:
-        plan = carray(words_at(address), PLAN_WORDS)
+        plan = words_at(address)
         if plan[KEY_LENGTH] == length:
-            known = carray(words_at(plan[KEY]), length)
+            known = words_at(plan[KEY])
             same = True
             for i in range(length):
                 if known[i] != key[i]:
@@ -148,9 +151,9 @@ def _find_plan(kernel: Any, key: Any, length: int) -> int:
 @inlined
 def _make_outputs(kernel: Any, plan: Any, context: int, results: Any, out: int) -> int:
     """Asks onnxruntime for the outputs; a status if it has none to give."""
-    api = carray(words_at(kernel[API]), 512)
-    word = carray(words_at(out), 1)
-    table = carray(words_at(plan[OUTPUT_TABLE]), kernel[OUTPUTS] * OUTPUT_ROW)
+    api = words_at(kernel[API])
+    word = words_at(out)
+    table = words_at(plan[OUTPUT_TABLE])
     for o in range(kernel[OUTPUTS]):
         results[o] = 0
         if table[o * OUTPUT_ROW] == 0:
@@ -167,27 +170,27 @@ def _make_outputs(kernel: Any, plan: Any, context: int, results: Any, out: int) 
 @native
 def _make_calls(kernel: Any, plan: Any, context: int, data: Any, results: Any) -> int:
     """Runs a plan; what the first call that found something wrong returned, or -1."""
-    copies = carray(words_at(plan[COPY_TABLE]), plan[COPIES] * COPY_ROW)
+    copies = words_at(plan[COPY_TABLE])
     for c in range(plan[COPIES]):
         copy_bytes(results[copies[c * COPY_ROW]], copies[c * COPY_ROW + 1], copies[c * COPY_ROW + 2])
     if plan[CALLS] == 0:
         return int64(-1)
-    api = carray(words_at(kernel[API]), 512)
+    api = words_at(kernel[API])
     room = np.empty(plan[WORKSPACE] + 64, np.uint8)
     workspace = (room.ctypes.data + 63) // 64 * 64
     scheduler = np.empty(4, np.int64)
     scheduler[0], scheduler[1] = kernel[POST], api[PARALLEL_FOR]
     scheduler[2], scheduler[3] = context, kernel[THREADS]
-    calls = carray(words_at(plan[CALL_TABLE]), plan[CALLS] * CALL_ROW)
+    calls = words_at(plan[CALL_TABLE])
     found = int64(-1)
     for c in range(plan[CALLS]):
         row = c * CALL_ROW
         count = calls[row + 2]
-        template = carray(words_at(calls[row + 1]), count)
+        template = words_at(calls[row + 1])
         words = np.empty(count + 1, np.int64)
         for i in range(count):
             words[i] = template[i]
-        patches = carray(words_at(calls[row + 3]), calls[row + 4] * PATCH_ROW)
+        patches = words_at(calls[row + 3])
         for p in range(calls[row + 4]):
             source, offset = patches[p * PATCH_ROW + 1], patches[p * PATCH_ROW + 2]
             if source >= FROM_WORKSPACE:
@@ -209,11 +212,11 @@ def _make_calls(kernel: Any, plan: Any, context: int, data: Any, results: Any) -
 
 def _compute(kernel_address: int, context: int) -> int:
     """KernelComputeV2: 0, or a status of onnxruntime's."""
-    kernel = carray(words_at(kernel_address), HOST + 64)
+    kernel = words_at(kernel_address)
     key_address, data_address, answer_address = stack_words(KEY_ROOM), stack_words(MOST_VALUES), stack_words(3)
     results_address, out = stack_words(MOST_VALUES), stack_words(3)
-    key, data = carray(words_at(key_address), KEY_ROOM), carray(words_at(data_address), MOST_VALUES)
-    results, answer = carray(words_at(results_address), MOST_VALUES), carray(words_at(answer_address), 2)
+    key, data = words_at(key_address), words_at(data_address)
+    results, answer = words_at(results_address), words_at(answer_address)
     length = _read_inputs(kernel, context, key, data, out)
     address = _find_plan(kernel, key, length) if length >= 0 else int64(0)
     if address == 0:
@@ -222,7 +225,7 @@ def _compute(kernel_address: int, context: int) -> int:
         if answer[0] == 0:
             return answer[1]
         address = answer[0]
-    plan = carray(words_at(address), PLAN_WORDS)
+    plan = words_at(address)
     status = _make_outputs(kernel, plan, context, results, out)
     if status != 0:
         return status
@@ -239,13 +242,13 @@ def _compute(kernel_address: int, context: int) -> int:
 
 def _help(pair_address: int, number: int) -> None:
     """What onnxruntime's threads are given: draw tasks until none is left."""
-    pair = carray(words_at(pair_address), 2)
+    pair = words_at(pair_address)
     invoke(pair[0], (pair[1],))
 
 
 def _post(scheduler_address: int, task_loop: int, work: int, count: int) -> None:
     """The scheduler that spreads tasks over the session's own threads."""
-    scheduler = carray(words_at(scheduler_address), 4)
+    scheduler = words_at(scheduler_address)
     pair = np.empty(3, np.int64)
     pair[0], pair[1] = task_loop, work
     helpers = min(count, scheduler[3] & 0xFFFF)
