@@ -41,56 +41,55 @@ def _depth_at_a_time(depth: int) -> int:
     return ((depth + parts - 1) // parts + STEP - 1) // STEP * STEP
 
 
-@native
-def _pack(
-    is_left: bool,
-    source: Array,
-    start: int,
-    line: int,
-    step: int,
-    lines: int,
-    depth: int,
-    factor: Any,
-    packed: Array,
-    at: int,
-) -> bool:
-    """Packs rows of the left matrix, or columns of the right one, `line` apart, with their k `step` apart, in panels.
+def _packer(is_left: int, is_along: int) -> Any:
+    """A function that packs lines: rows of the left matrix, or columns of the right one.
 
-    Gives whether there is something in it that parts cannot express.
+    They lie `line` apart, with their numbers along k `step` apart, which is 1 where `is_along`. Panel after panel of
+    lines, with all of k in each, is what comes out.
     """
-    is_bad = False
-    edge = np.empty(SIDE * STEP, source.dtype)
-    panels, blocks = (lines + PANEL - 1) // PANEL, (depth + STEP - 1) // STEP
-    for number in range(panels * blocks):
+
+    @native
+    def pack_lines(
+        source: Array,
+        start: int,
+        line: int,
+        step: int,
+        lines: int,
+        depth: int,
+        factor: Any,
+        packed: Array,
+        at: int,
+    ) -> None:
+        edge = np.empty(SIDE * STEP, source.dtype)
+        panels, blocks = (lines + PANEL - 1) // PANEL, (depth + STEP - 1) // STEP
+        apart = line if is_along else step
+        is_apart = step != 1 and line != 1
         # Along what stands side by side in memory: what comes from far comes in time then.
-        panel, block = divmod(number, blocks)
-        if step != 1:
-            block, panel = divmod(number, panels)
-        count = min(STEP, depth - block * STEP)
-        for half in range(2):
-            first = panel * PANEL + half * SIDE
-            valid = min(SIDE, lines - first)
-            here = start + first * line + block * STEP * step
-            to = at + (panel * blocks + block) * BLOCK_WORDS + half * TILE_WORDS
-            if valid <= 0:
-                for part in range(PARTS):
-                    place = to + 2 * part * TILE_WORDS
-                    zero(packed, place, place + TILE_WORDS)
-                continue
-            numbers, begin, is_along, apart = source, here, step == 1, line if step == 1 else step
-            if valid < SIDE or count < STEP or (step != 1 and line != 1):
-                _fill_edge(edge, source, here, line, step, valid, count)
-                numbers, begin, apart = edge, 0, STEP if is_along else SIDE
-            if is_left:
-                if is_along:
-                    is_bad |= pack_tile(1, 1, numbers, begin, apart, factor, packed, to)
-                else:
-                    is_bad |= pack_tile(1, 0, numbers, begin, apart, factor, packed, to)
-            elif is_along:
-                is_bad |= pack_tile(0, 1, numbers, begin, apart, factor, packed, to)
-            else:
-                is_bad |= pack_tile(0, 0, numbers, begin, apart, factor, packed, to)
-    return is_bad
+        for outer in range(panels if is_along else blocks):
+            for inner in range(blocks if is_along else panels):
+                panel, block = (outer, inner) if is_along else (inner, outer)
+                count = min(STEP, depth - block * STEP)
+                here = start + panel * PANEL * line + block * STEP * step
+                to = at + (panel * blocks + block) * BLOCK_WORDS
+                for half in range(2):
+                    valid = min(SIDE, lines - panel * PANEL - half * SIDE)
+                    if valid == SIDE and count == STEP and not is_apart:
+                        pack_tile(is_left, is_along, source, here, apart, factor, packed, to)
+                    elif valid > 0:
+                        _fill_edge(edge, source, here, line, step, valid, count)
+                        pack_tile(is_left, is_along, edge, 0, STEP if is_along else SIDE, factor, packed, to)
+                    else:
+                        for part in range(PARTS):
+                            zero(packed, to + 2 * part * TILE_WORDS, to + (2 * part + 1) * TILE_WORDS)
+                    here += SIDE * line
+                    to += TILE_WORDS
+
+    return pack_lines
+
+
+_pack_left_along, _pack_left, _pack_right_along, _pack_right = (
+    _packer(is_left, is_along) for is_left in (1, 0) for is_along in (1, 0)
+)
 
 
 @native
@@ -128,25 +127,29 @@ def _multiply_rows(
     bias_at: int,
     edge: Array,
     edge_at: int,
-) -> None:
+) -> bool:
     """A panel of the left matrix times panels of the right one. `edge` is room for a piece that does not fit c.
 
-    Without `accumulate` sums begin with the bias, if there is one.
+    Without `accumulate` sums begin with the bias, if there is one. Gives whether all of them are finite.
     """
+    is_finite = True
     has_bias = bias.size > 0 and not accumulate
     for first in range(0, columns, PANEL):
         panel = right_at + first // PANEL * blocks * BLOCK_WORDS
         valid, at = min(PANEL, columns - first), start + first * column
         if rows == PANEL and valid == PANEL and column == 1:
             if has_bias:
-                multiply_panels(left, left_at, right, panel, blocks, c, at, row, bias, bias_at + first, 0, True)
+                sums = bias, bias_at + first, 0, True
+                is_finite &= multiply_panels(left, left_at, right, panel, blocks, c, at, row, *sums)
             else:
-                multiply_panels(left, left_at, right, panel, blocks, c, at, row, c, at, row, accumulate)
+                is_finite &= multiply_panels(left, left_at, right, panel, blocks, c, at, row, c, at, row, accumulate)
             continue
         if has_bias:
             begin_rows(c, at, row, column, rows, valid, bias, bias_at + first)
-        multiply_panels(left, left_at, right, panel, blocks, edge, edge_at, PANEL, edge, edge_at, PANEL, False)
+        sums = edge, edge_at, PANEL
+        is_finite &= multiply_panels(left, left_at, right, panel, blocks, *sums, *sums, False)
         put(edge, edge_at, PANEL, rows, valid, c, at, row, column, accumulate or has_bias)
+    return is_finite
 
 
 @native
@@ -182,24 +185,31 @@ def _task(
     left = np.empty(at_once // PANEL * panel_words + CACHE_LINE, np.int32)
     edge = np.empty(PANEL * PANEL + CACHE_LINE, np.float32)
     right_at, left_at, edge_at = aligned(right), aligned(left), aligned(edge)
-    is_bad = False
+    is_finite = True
     begin_tiles()
     for k in range(0, depth, at_a_time):
         deep = min(at_a_time, depth - k)
         blocks = (deep + STEP - 1) // STEP
-        is_bad |= _pack(False, b, b_start + k * b_k, b_column, b_k, width, deep, np.float32(1), right, right_at)
+        at = b_start + k * b_k
+        if b_k == 1:
+            _pack_right_along(b, at, b_column, b_k, width, deep, np.float32(1), right, right_at)
+        else:
+            _pack_right(b, at, b_column, b_k, width, deep, np.float32(1), right, right_at)
         for i in range(0, height, PANEL):
             within = i % at_once
             if within == 0:
                 lines, at = min(at_once, height - i), a_start + i * a_row + k * a_k
-                is_bad |= _pack(True, a, at, a_row, a_k, lines, deep, np.float32(factor), left, left_at)
+                if a_k == 1:
+                    _pack_left_along(a, at, a_row, a_k, lines, deep, np.float32(factor), left, left_at)
+                else:
+                    _pack_left(a, at, a_row, a_k, lines, deep, np.float32(factor), left, left_at)
             panel = left_at + within // PANEL * blocks * BLOCK_WORDS
-            _multiply_rows(
+            is_finite &= _multiply_rows(
                 left, panel, min(PANEL, height - i), right, right_at, blocks, width, c, c_start + i * c_row, c_row,
                 c_column, k > 0, bias, column, edge, edge_at,
             )  # fmt: skip
     end_tiles()
-    if is_bad:
+    if not is_finite:
         bad[0] = 1
 
 

@@ -7,14 +7,17 @@ that has no other work. If the core's other thread is busy, tiles take more than
 then both are as fast.
 
 What is packed lies in blocks of STEP numbers along k. A block is one tile of each of the three parts for each 16 rows,
-or columns, of a panel. The matrix on the left has k along a tile's rows, that on the right in pairs down its columns.
+or columns, of a panel. The matrix on the left has k along a tile's rows, that on the right in pairs down its columns;
+a pair is the k-th number of the first half of the block and the k-th of the second, which takes no shuffling.
 """
 
+import contextlib
 import ctypes
 import functools
 import os
 import platform
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -63,9 +66,6 @@ class _Writer:
     def spread(self, word: int) -> Any:
         return ir.Constant(WORDS, [word] * SIDE)
 
-    def shuffle(self, first: Any, second: Any, places: list[int]) -> Any:
-        return self.builder.shuffle_vector(first, second, ir.Constant(WORDS, places))
-
     def load(self, kind: Any, base: Any, offset: Any) -> Any:
         place = self.builder.gep(base, [offset])
         return self.builder.load(self.builder.bitcast(place, kind.as_pointer()), align=4)
@@ -75,15 +75,20 @@ class _Writer:
         self.builder.store(vector, self.builder.bitcast(place, vector.type.as_pointer()), align=4)
 
     def parts(self, number: Any) -> list[Any]:
-        """Three vectors of bfloat16 numbers, in the upper halves of words, whose sum the float32 numbers are."""
+        """Three vectors with bfloat16 numbers in the upper halves of their words, whose sum the float32 numbers are."""
         b = self.builder
         found = []
         for _ in range(PARTS - 1):
             bits = b.add(b.bitcast(number, WORDS), self.spread(0x8000))  # to the nearest
             found.append(b.and_(bits, self.spread(0xFFFF0000)))
             number = b.fsub(number, b.bitcast(found[-1], FLOATS))
-        # Of what is left nothing is cut off, unless it is below all normal numbers.
-        return [*found, b.and_(b.bitcast(number, WORDS), self.spread(0xFFFF0000))]
+        # Of what is left the lower halves are 0, unless it is below all normal numbers.
+        return [*found, b.bitcast(number, WORDS)]
+
+    def upper_halves(self, first: Any, second: Any) -> Any:
+        """Words whose lower halves are the upper ones of the first vector, and whose upper halves of the second."""
+        b = self.builder
+        return b.or_(b.lshr(first, self.spread(16)), b.and_(second, self.spread(0xFFFF0000)))
 
     def turned(self, rows: list[Any]) -> list[Any]:
         """The columns of 16 vectors."""
@@ -94,10 +99,22 @@ class _Writer:
             new = list(rows)
             for i in range(SIDE):
                 if i & distance == 0:
-                    new[i] = self.shuffle(rows[i], rows[i + distance], low)
-                    new[i + distance] = self.shuffle(rows[i], rows[i + distance], high)
+                    both = rows[i], rows[i + distance]
+                    new[i] = self.builder.shuffle_vector(*both, ir.Constant(WORDS, low))
+                    new[i + distance] = self.builder.shuffle_vector(*both, ir.Constant(WORDS, high))
             rows = new
         return rows
+
+    @contextlib.contextmanager
+    def repeat(self, times: int) -> Iterator[Any]:
+        with cgutils.for_range(self.builder, INT64(times), intp=INT64) as loop:
+            yield loop.index
+
+    def fetch_ahead(self, base: Any, offset: Any) -> None:
+        """Has the processor bring in what will be read soon; any address will do."""
+        place = self.builder.bitcast(self.builder.gep(base, [offset]), INT8.as_pointer())
+        arguments = [place, INT32(0), INT32(3), INT32(1)]  # to read, into the first-level cache, data
+        self.builder.call(self.intrinsic(ir.VoidType(), [a.type for a in arguments], "llvm.prefetch.p0"), arguments)
 
 
 @machine_code
@@ -112,10 +129,12 @@ def pack_tile(
     packed: Any,
     at: Any,
 ) -> Any:
-    """Lays 16 rows (of the left matrix, else columns) of STEP numbers · factor out as a tile of each of three parts.
+    """Lays 16 rows (of the left matrix, else columns) of STEP numbers out as a tile of each of three parts.
 
     `is_along`: the numbers of a row stand side by side and rows `step` apart, else the other way round. The parts lie
-    2 tiles apart. Gives whether one is infinite, no number, or too large for bfloat16: then the parts say nothing.
+    2 tiles apart. Those of the left matrix are multiplied with the factor. What is infinite, no number, or too large
+    for bfloat16 has a part that is no number or infinite, and another that is no number or infinite the other way: sums
+    with it are no numbers.
     """
     left, along = bool(is_left.literal_value), bool(is_along.literal_value)
 
@@ -128,37 +147,34 @@ def pack_tile(
         scale = builder.shuffle_vector(
             builder.insert_element(undefined, scale, INT32(0)), undefined, ir.Constant(WORDS, [0] * SIDE)
         )
-        fma = w.intrinsic(FLOATS, [FLOATS] * 3, "llvm.fma.v16f32")
-        zeros = ir.Constant(FLOATS, [0.0] * SIDE)
-        watch = cgutils.alloca_once_value(builder, zeros)  # turns to nan at a part that is infinite or no number
-        with cgutils.for_range(builder, INT64(SIDE), intp=INT64) as rows:
-            here = builder.mul(distance, rows.index)
-            if along:
-                both = [w.load(FLOATS, from_, builder.add(here, INT64(SIDE * half))) for half in range(2)]
-                pair = [w.shuffle(both[0], both[1], [2 * i + odd for i in range(SIDE)]) for odd in range(2)]
-            else:
-                here = builder.add(here, here)
-                pair = [w.load(FLOATS, from_, offset) for offset in (here, builder.add(here, distance))]
-            parts = [w.parts(builder.fmul(number, scale)) for number in pair]
-            for largest, *_ in parts:
-                seen = builder.call(fma, [builder.bitcast(largest, FLOATS), zeros, builder.load(watch)])
-                builder.store(seen, watch)
-            for part, (even, odd) in enumerate(zip(*parts, strict=True)):
-                words = builder.or_(builder.lshr(even, w.spread(16)), odd)
-                row = builder.mul(rows.index, INT64(SIDE))
-                w.store(words, to, builder.add(row, INT64(2 * part * TILE_WORDS)))
+        half_step = INT64(SIDE) if along else builder.mul(distance, INT64(SIDE))  # from one half of STEP to the other
+        numbers, row_step = from_, distance
         if left != along:
-            with cgutils.for_range(builder, INT64(PARTS), intp=INT64) as parts_:
-                tile = builder.mul(parts_.index, INT64(2 * TILE_WORDS))
-                places = [builder.add(tile, INT64(row * SIDE)) for row in range(SIDE)]
-                for place_, words in zip(places, w.turned([w.load(WORDS, to, p) for p in places]), strict=True):
-                    w.store(words, to, place_)
-        last = builder.load(watch)
-        is_bad = builder.fcmp_unordered("uno", last, last)
-        return builder.icmp_signed("!=", builder.bitcast(is_bad, ir.IntType(SIDE)), ir.IntType(SIDE)(0))
+            with builder.goto_entry_block():
+                turned = builder.alloca(ir.ArrayType(ir.FloatType(), SIDE * STEP))
+                turned.align = 64
+            numbers, row_step = builder.bitcast(turned, ir.FloatType().as_pointer()), INT64(STEP)
+            with w.repeat(2) as half:
+                begin = builder.mul(half, half_step)
+                offsets = [builder.add(begin, builder.mul(distance, INT64(row))) for row in range(SIDE)]
+                for row, column in enumerate(w.turned([w.load(FLOATS, from_, offset) for offset in offsets])):
+                    w.store(column, numbers, builder.add(builder.shl(half, INT64(4)), INT64(row * STEP)))
+            half_step = INT64(SIDE)
+        with w.repeat(SIDE) as row:
+            here = builder.mul(row_step, row)
+            pair = [w.load(FLOATS, numbers, offset) for offset in (here, builder.add(here, half_step))]
+            if not along:
+                # The next 32 rows; memory does not see them coming, they are far apart.
+                for half in range(2):
+                    w.fetch_ahead(from_, builder.mul(distance, builder.add(row, INT64(STEP + half * SIDE))))
+            if left:
+                pair = [builder.fmul(number, scale) for number in pair]
+            for part, both in enumerate(zip(*map(w.parts, pair), strict=True)):
+                w.store(w.upper_halves(*both), to, builder.add(builder.shl(row, INT64(4)), INT64(2 * part * TILE_WORDS)))
+        return context.get_dummy_value()
 
     n = types.int64
-    return types.boolean(is_left, is_along, source, n, n, types.float32, packed, n), generate
+    return types.void(is_left, is_along, source, n, n, types.float32, packed, n), generate
 
 
 class _Tiles:
@@ -189,6 +205,23 @@ class _Tiles:
             offset = self._builder.add(down, INT64(total % 2 * SIDE * 4))
             self.call(name, [total], self._builder.gep(base, [offset]), row_bytes)
 
+    def is_finite(self, base: Any, row_bytes: Any) -> Any:
+        """Whether all of 32 × 32 numbers are."""
+        b, w = self._builder, self._writer
+        zeros = ir.Constant(FLOATS, [0.0] * SIDE)
+        fma = w.intrinsic(FLOATS, [FLOATS] * 3, "llvm.fma.v16f32")
+        with b.goto_entry_block():
+            watched = [b.alloca(FLOATS) for _ in range(2)]
+        for watch in watched:
+            b.store(zeros, watch)
+        with w.repeat(2 * SIDE) as row:
+            for half, watch in enumerate(watched):
+                number = w.load(FLOATS, base, b.add(b.mul(row, row_bytes), INT64(half * SIDE * 4)))
+                b.store(b.call(fma, [number, zeros, b.load(watch)]), watch)  # no number, once one is not finite
+        total = b.fadd(*(b.load(watch) for watch in watched))
+        is_number = b.bitcast(b.fcmp_ordered("ord", total, total), ir.IntType(SIDE))
+        return b.icmp_signed("==", is_number, ir.IntType(SIDE)(-1))
+
 
 # Left and right part of each product, the small ones first; from one to the next only one side changes.
 ORDER = ((0, 2), (0, 1), (1, 1), (1, 0), (2, 0), (0, 0))
@@ -214,6 +247,7 @@ def multiply_panels(
 
     `first` may be c itself, or one row again and again if `first_row` is 0; without it sums begin with 0.
     Between `begin_tiles` and `end_tiles`. What is packed begins on a cache line: it takes four times as long if not.
+    Gives whether all results are finite.
     """
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
@@ -245,10 +279,10 @@ def multiply_panels(
                         now[side] = part
                 tiles.multiply()
         tiles.sums("tilestored64", c_base, row_bytes)
-        return context.get_dummy_value()
+        return tiles.is_finite(c_base, row_bytes)
 
     n = types.int64
-    return types.void(left, n, right, n, n, c, n, n, first, n, n, types.boolean), generate
+    return types.boolean(left, n, right, n, n, c, n, n, first, n, n, types.boolean), generate
 
 
 @machine_code
