@@ -12,7 +12,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from onnxgrad.cpu.core.call import INT64, invoke
+from onnxgrad.cpu.core.call import INT64, invoke, keep
 from onnxgrad.cpu.core.jit import c_function, inlined, int64, machine_code, native
 from onnxgrad.runtime.api import SLOTS
 
@@ -79,12 +79,6 @@ def stack_words(typing_context: Any, count: Any) -> Any:
         return builder.ptrtoint(words, INT64)
 
     return types.int64(count), generate
-
-
-@machine_code
-def keep(typing_context: Any, array: Any) -> Any:
-    """Nothing; but an array is freed after its last use, and its address does not count for one."""
-    return types.void(array), lambda context, builder, signature, values: context.get_dummy_value()
 
 
 @inlined

@@ -1,4 +1,4 @@
-"""Calls of C functions by their address."""
+"""Calls of C functions by their address, and memory by address."""
 
 from typing import Any
 
@@ -21,3 +21,9 @@ def invoke(typing_context: Any, address: Any, arguments: Any) -> Any:
         return builder.call(function, cgutils.unpack_tuple(builder, values[1], count))
 
     return types.int64(types.int64, arguments), generate
+
+
+@machine_code
+def keep(typing_context: Any, array: Any) -> Any:
+    """Nothing; but an array is freed after its last use, and its address does not count for one."""
+    return types.void(array), lambda context, builder, signature, values: context.get_dummy_value()

@@ -2,13 +2,15 @@
 
 A task makes some rows and columns of a product. It packs what it needs of the right matrix, some numbers along k at a
 time, which stays in the second-level cache, and multiplies it with one panel of rows of the left one after the other.
-So a part of either matrix is packed by several tasks, but none waits for another.
+So a part of either matrix is packed by several tasks, but none waits for another. While two panels are multiplied, the
+one that is needed next is packed.
 """
 
 from typing import Any
 
 import numpy as np
 
+from onnxgrad.cpu.core.call import keep
 from onnxgrad.cpu.core.gemm import CACHE_LINE, aligned
 from onnxgrad.cpu.core.halves import load, store, zero
 from onnxgrad.cpu.core.jit import native
@@ -23,6 +25,7 @@ from onnxgrad.cpu.core.tiles import (
     TILE_WORDS,
     begin_tiles,
     end_tiles,
+    multiply_and_pack,
     multiply_panels,
     pack_tile,
 )
@@ -31,7 +34,6 @@ from onnxgrad.tensor_types import Array
 DEPTH = 512  # numbers along k at a time, about; fixed, since it orders the additions
 PACKED = 1 << 17  # numbers of the right matrix that a task packs at a time: they stay in the second-level cache
 FEWEST = PANEL  # rows or columns of a task
-SIDE_BY_SIDE = 4 * PANEL  # rows packed at a time where they, and not the numbers along k, are neighbours in memory
 
 
 @native
@@ -42,47 +44,32 @@ def _depth_at_a_time(depth: int) -> int:
 
 
 def _packer(is_left: int, is_along: int) -> Any:
-    """A function that packs lines: rows of the left matrix, or columns of the right one.
+    """A function that packs up to a panel of lines: rows of the left matrix, or columns of the right one.
 
-    They lie `line` apart, with their numbers along k `step` apart, which is 1 where `is_along`. Panel after panel of
-    lines, with all of k in each, is what comes out.
+    They lie `line` apart, with their numbers along k `step` apart, which is 1 where `is_along`.
     """
 
     @native
     def pack_lines(
-        source: Array,
-        start: int,
-        line: int,
-        step: int,
-        lines: int,
-        depth: int,
-        factor: Any,
-        packed: Array,
-        at: int,
+        source: Array, start: int, line: int, step: int, lines: int, depth: int, factor: Any, packed: Array, at: int
     ) -> None:
         edge = np.empty(SIDE * STEP, source.dtype)
-        panels, blocks = (lines + PANEL - 1) // PANEL, (depth + STEP - 1) // STEP
-        apart = line if is_along else step
-        is_apart = step != 1 and line != 1
-        # Along what stands side by side in memory: what comes from far comes in time then.
-        for outer in range(panels if is_along else blocks):
-            for inner in range(blocks if is_along else panels):
-                panel, block = (outer, inner) if is_along else (inner, outer)
-                count = min(STEP, depth - block * STEP)
-                here = start + panel * PANEL * line + block * STEP * step
-                to = at + (panel * blocks + block) * BLOCK_WORDS
-                for half in range(2):
-                    valid = min(SIDE, lines - panel * PANEL - half * SIDE)
-                    if valid == SIDE and count == STEP and not is_apart:
-                        pack_tile(is_left, is_along, source, here, apart, factor, packed, to)
-                    elif valid > 0:
-                        _fill_edge(edge, source, here, line, step, valid, count)
-                        pack_tile(is_left, is_along, edge, 0, STEP if is_along else SIDE, factor, packed, to)
-                    else:
-                        for part in range(PARTS):
-                            zero(packed, to + 2 * part * TILE_WORDS, to + (2 * part + 1) * TILE_WORDS)
-                    here += SIDE * line
-                    to += TILE_WORDS
+        for k in range(0, depth, STEP):
+            count = min(STEP, depth - k)
+            for half in range(2):
+                here, to = start + half * SIDE * line + k * step, at + k // STEP * BLOCK_WORDS + half * TILE_WORDS
+                valid = min(SIDE, lines - half * SIDE)
+                target = packed.ctypes.data + 4 * to
+                if valid == SIDE and count == STEP and (step == 1 or line == 1):
+                    apart = line if is_along else step
+                    pack_tile(is_left, is_along, source.ctypes.data + 4 * here, apart, factor, target)
+                elif valid > 0:
+                    _fill_edge(edge, source, here, line, step, valid, count)
+                    pack_tile(is_left, is_along, edge.ctypes.data, STEP if is_along else SIDE, factor, target)
+                else:
+                    for part in range(PARTS):
+                        zero(packed, to + 2 * part * TILE_WORDS, to + (2 * part + 1) * TILE_WORDS)
+        keep(edge)
 
     return pack_lines
 
@@ -90,6 +77,31 @@ def _packer(is_left: int, is_along: int) -> Any:
 _pack_left_along, _pack_left, _pack_right_along, _pack_right = (
     _packer(is_left, is_along) for is_left in (1, 0) for is_along in (1, 0)
 )
+NOTHING, LEFT, RIGHT = 0, 1, 2  # what is packed meanwhile
+
+
+@native
+def _pack(
+    what: int,
+    source: Array,
+    start: int,
+    line: int,
+    step: int,
+    lines: int,
+    depth: int,
+    factor: Any,
+    packed: Array,
+    at: int,
+) -> None:
+    if what == LEFT:
+        if step == 1:
+            _pack_left_along(source, start, line, step, lines, depth, factor, packed, at)
+        else:
+            _pack_left(source, start, line, step, lines, depth, factor, packed, at)
+    elif step == 1:
+        _pack_right_along(source, start, line, step, lines, depth, factor, packed, at)
+    else:
+        _pack_right(source, start, line, step, lines, depth, factor, packed, at)
 
 
 @native
@@ -110,46 +122,87 @@ def _fill_edge(edge: Array, source: Array, here: int, line: int, step: int, vali
 
 
 @native
-def _multiply_rows(
-    left: Array,
-    left_at: int,
-    rows: int,
-    right: Array,
-    right_at: int,
+def _multiply(
+    left: int,
+    right: int,
     blocks: int,
-    columns: int,
-    c: Array,
-    start: int,
+    c: int,
     row: int,
-    column: int,
-    accumulate: bool,
-    bias: Array,
-    bias_at: int,
-    edge: Array,
-    edge_at: int,
+    first: int,
+    first_row: int,
+    has_first: bool,
+    is_checked: bool,
+    what: int,
+    is_along: bool,
+    source: int,
+    apart: int,
+    factor: Any,
+    packed: int,
+    whole: int,
 ) -> bool:
-    """A panel of the left matrix times panels of the right one. `edge` is room for a piece that does not fit c.
-
-    Without `accumulate` sums begin with the bias, if there is one. Gives whether all of them are finite.
-    """
-    is_finite = True
-    has_bias = bias.size > 0 and not accumulate
-    for first in range(0, columns, PANEL):
-        panel = right_at + first // PANEL * blocks * BLOCK_WORDS
-        valid, at = min(PANEL, columns - first), start + first * column
-        if rows == PANEL and valid == PANEL and column == 1:
-            if has_bias:
-                sums = bias, bias_at + first, 0, True
-                is_finite &= multiply_panels(left, left_at, right, panel, blocks, c, at, row, *sums)
-            else:
-                is_finite &= multiply_panels(left, left_at, right, panel, blocks, c, at, row, c, at, row, accumulate)
-            continue
-        if has_bias:
-            begin_rows(c, at, row, column, rows, valid, bias, bias_at + first)
-        sums = edge, edge_at, PANEL
-        is_finite &= multiply_panels(left, left_at, right, panel, blocks, *sums, *sums, False)
-        put(edge, edge_at, PANEL, rows, valid, c, at, row, column, accumulate or has_bias)
-    return is_finite
+    """`multiply_panels`, or `multiply_and_pack`; all of memory by address, since a call counts references to arrays."""
+    if what == NOTHING:
+        return multiply_panels(left, right, blocks, c, row, first, first_row, has_first, is_checked)
+    if what == LEFT:
+        if is_along:
+            return multiply_and_pack(
+                1,
+                1,
+                left,
+                right,
+                blocks,
+                c,
+                row,
+                first,
+                first_row,
+                has_first,
+                is_checked,
+                source,
+                apart,
+                factor,
+                packed,
+                whole,
+            )
+        return multiply_and_pack(
+            1,
+            0,
+            left,
+            right,
+            blocks,
+            c,
+            row,
+            first,
+            first_row,
+            has_first,
+            is_checked,
+            source,
+            apart,
+            factor,
+            packed,
+            whole,
+        )
+    if is_along:
+        return multiply_and_pack(
+            0,
+            1,
+            left,
+            right,
+            blocks,
+            c,
+            row,
+            first,
+            first_row,
+            has_first,
+            is_checked,
+            source,
+            apart,
+            factor,
+            packed,
+            whole,
+        )
+    return multiply_and_pack(
+        0, 0, left, right, blocks, c, row, first, first_row, has_first, is_checked, source, apart, factor, packed, whole
+    )
 
 
 @native
@@ -166,7 +219,10 @@ def _task(
     shares: Any,
     bad: Array,
 ) -> None:
-    """Some rows and columns of one product."""
+    """Some rows and columns of one product.
+
+    A number that parts cannot express spoils all sums of its row or column, so the first panels tell of all of them.
+    """
     a_row, a_k, b_k, b_column, c_row, c_column = steps
     rows, columns, depth = sizes
     height, width = shares
@@ -177,38 +233,66 @@ def _task(
     a_start, b_start = starts[which, 0] + first * a_row, starts[which, 1] + column * b_column
     c_start = starts[which, 2] + first * c_row + column * c_column
 
+    down, across = (height + PANEL - 1) // PANEL, (width + PANEL - 1) // PANEL
     at_a_time = _depth_at_a_time(depth)
     panel_words = at_a_time // STEP * BLOCK_WORDS
-    right = np.empty((width + PANEL - 1) // PANEL * panel_words + CACHE_LINE, np.int32)
-    # Rows that stand side by side in memory are read several panels at a time.
-    at_once = PANEL if a_k == 1 else SIDE_BY_SIDE
-    left = np.empty(at_once // PANEL * panel_words + CACHE_LINE, np.int32)
-    edge = np.empty(PANEL * PANEL + CACHE_LINE, np.float32)
+    right = np.empty(across * panel_words + CACHE_LINE, np.int32)
+    left = np.empty(2 * panel_words + CACHE_LINE, np.int32)  # a panel, and the next one
+    edge = np.empty(PANEL * PANEL + CACHE_LINE, np.float32)  # for a piece that does not fit c
     right_at, left_at, edge_at = aligned(right), aligned(left), aligned(edge)
-    is_finite = True
+    a_at, b_at, c_base, bias_at = a.ctypes.data, b.ctypes.data, c.ctypes.data, bias.ctypes.data
+    left_base, right_base = left.ctypes.data + 4 * left_at, right.ctypes.data + 4 * right_at
+    edge_base = edge.ctypes.data + 4 * edge_at
+    scale, one = np.float32(factor), np.float32(1)
+    has_bias, is_finite = bias.size > 0, True
     begin_tiles()
     for k in range(0, depth, at_a_time):
         deep = min(at_a_time, depth - k)
-        blocks = (deep + STEP - 1) // STEP
-        at = b_start + k * b_k
-        if b_k == 1:
-            _pack_right_along(b, at, b_column, b_k, width, deep, np.float32(1), right, right_at)
-        else:
-            _pack_right(b, at, b_column, b_k, width, deep, np.float32(1), right, right_at)
-        for i in range(0, height, PANEL):
-            within = i % at_once
-            if within == 0:
-                lines, at = min(at_once, height - i), a_start + i * a_row + k * a_k
-                if a_k == 1:
-                    _pack_left_along(a, at, a_row, a_k, lines, deep, np.float32(factor), left, left_at)
-                else:
-                    _pack_left(a, at, a_row, a_k, lines, deep, np.float32(factor), left, left_at)
-            panel = left_at + within // PANEL * blocks * BLOCK_WORDS
-            is_finite &= _multiply_rows(
-                left, panel, min(PANEL, height - i), right, right_at, blocks, width, c, c_start + i * c_row, c_row,
-                c_column, k > 0, bias, column, edge, edge_at,
-            )  # fmt: skip
+        blocks, whole = (deep + STEP - 1) // STEP, deep // STEP
+        a_here, b_here = a_start + k * a_k, b_start + k * b_k
+        _pack(LEFT, a, a_here, a_row, a_k, min(PANEL, height), deep, scale, left, left_at)
+        _pack(RIGHT, b, b_here, b_column, b_k, min(PANEL, width), deep, one, right, right_at)
+        for i in range(down):
+            valid_rows, slot = min(PANEL, height - i * PANEL), i % 2 * panel_words
+            for j in range(across):
+                valid, c_at = min(PANEL, width - j * PANEL), c_start + i * PANEL * c_row + j * PANEL * c_column
+                fits = valid_rows == PANEL and valid == PANEL and c_column == 1
+                to, to_row = (c_base + 4 * c_at, c_row) if fits else (edge_base, PANEL)
+                begin, begin_row, has_begin = to, to_row, fits and k > 0
+                if k == 0 and has_bias:
+                    if fits:
+                        begin, begin_row, has_begin = bias_at + 4 * (column + j * PANEL), 0, True
+                    else:
+                        begin_rows(c, c_at, c_row, c_column, valid_rows, valid, bias, column + j * PANEL)
+                # The first panel of rows goes along with packing the right matrix, each with packing the next one.
+                what, lines, line, step, source, packed, next_factor = NOTHING, 0, 0, 0, 0, 0, one
+                if i == 0 and j + 1 < across:
+                    what, lines, line, step = RIGHT, width - (j + 1) * PANEL, b_column, b_k
+                    source, packed = b_here + (j + 1) * PANEL * b_column, (j + 1) * panel_words
+                elif j == (across - 1 if i == 0 else 0) and i + 1 < down:
+                    what, lines, line, step = LEFT, height - (i + 1) * PANEL, a_row, a_k
+                    source, packed, next_factor = a_here + (i + 1) * PANEL * a_row, panel_words - slot, scale
+                is_meanwhile = lines >= PANEL and (step == 1 or line == 1)
+                is_finite &= _multiply(
+                    left_base + 4 * slot, right_base + 4 * j * panel_words, blocks, to, to_row,
+                    begin, begin_row, has_begin, i == 0 or j == 0,
+                    what if is_meanwhile else NOTHING, step == 1, (a_at if what == LEFT else b_at) + 4 * source,
+                    line if step == 1 else step, next_factor,
+                    (left_base if what == LEFT else right_base) + 4 * packed, whole,
+                )  # fmt: skip
+                if not fits:
+                    put(edge, edge_at, PANEL, valid_rows, valid, c, c_at, c_row, c_column, k > 0 or has_bias)
+                done = whole * STEP if is_meanwhile else 0
+                if what != NOTHING and done < deep:  # what does not fill a panel, or a block
+                    source, packed = source + done * step, packed + done // STEP * BLOCK_WORDS
+                    if what == LEFT:
+                        _pack(LEFT, a, source, line, step, lines, deep - done, scale, left, left_at + packed)
+                    else:
+                        _pack(RIGHT, b, source, line, step, lines, deep - done, one, right, right_at + packed)
     end_tiles()
+    keep(left)
+    keep(right)
+    keep(edge)
     if not is_finite:
         bad[0] = 1
 

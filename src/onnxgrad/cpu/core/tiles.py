@@ -17,7 +17,7 @@ import functools
 import os
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -66,6 +66,14 @@ class _Writer:
     def spread(self, word: int) -> Any:
         return ir.Constant(WORDS, [word] * SIDE)
 
+    def everywhere(self, number: Any) -> Any:
+        undefined = ir.Constant(FLOATS, ir.Undefined)
+        first = self.builder.insert_element(undefined, number, INT32(0))
+        return self.builder.shuffle_vector(first, undefined, ir.Constant(WORDS, [0] * SIDE))
+
+    def at(self, kind: Any, address: Any) -> Any:
+        return self.builder.inttoptr(address, kind.as_pointer())
+
     def load(self, kind: Any, base: Any, offset: Any) -> Any:
         place = self.builder.gep(base, [offset])
         return self.builder.load(self.builder.bitcast(place, kind.as_pointer()), align=4)
@@ -113,68 +121,82 @@ class _Writer:
     def fetch_ahead(self, base: Any, offset: Any) -> None:
         """Has the processor bring in what will be read soon; any address will do."""
         place = self.builder.bitcast(self.builder.gep(base, [offset]), INT8.as_pointer())
-        arguments = [place, INT32(0), INT32(3), INT32(1)]  # to read, into the first-level cache, data
+        arguments = [place, INT32(0), INT32(2), INT32(1)]  # to read, into the second-level cache, data
         self.builder.call(self.intrinsic(ir.VoidType(), [a.type for a in arguments], "llvm.prefetch.p0"), arguments)
+
+
+class _TilePacker:
+    """Writes the packing of 16 rows (of the left matrix, else columns) of STEP numbers as a tile of each of three parts.
+
+    Where they stand the other way round in memory, `turn` comes first, for either half of the numbers; then `row`, for
+    each row of the tile.
+    """
+
+    def __init__(self, builder: ir.IRBuilder, is_left: bool, is_along: bool, apart: Any, factor: Any) -> None:
+        self._builder, self._writer = builder, _Writer(builder)
+        self._left, self._along, self._apart, self._factor = is_left, is_along, apart, factor
+        self._half = INT64(SIDE) if is_along else builder.mul(apart, INT64(SIDE))  # from one half of STEP to the other
+        self.turns = is_left != is_along
+
+    def room(self) -> Any:
+        """Room for what is turned."""
+        with self._builder.goto_entry_block():
+            room = self._builder.alloca(ir.ArrayType(ir.FloatType(), SIDE * STEP))
+            room.align = 64
+        return self._builder.bitcast(room, ir.FloatType().as_pointer())
+
+    def turn(self, source: Any, half: Any, room: Any) -> None:
+        b, w = self._builder, self._writer
+        begin = b.mul(half, self._half)
+        offsets = [b.add(begin, b.mul(self._apart, INT64(row))) for row in range(SIDE)]
+        for row, column in enumerate(w.turned([w.load(FLOATS, source, offset) for offset in offsets])):
+            w.store(column, room, b.add(b.shl(half, INT64(4)), INT64(row * STEP)))
+
+    def row(self, source: Any, row: Any, room: Any, packed: Any) -> None:
+        b, w = self._builder, self._writer
+        if self.turns:
+            here, half = b.mul(row, INT64(STEP)), INT64(SIDE)
+        else:
+            here, half = b.mul(row, self._apart), self._half
+        pair = [w.load(FLOATS, room if self.turns else source, offset) for offset in (here, b.add(here, half))]
+        if not self._along:
+            # The next rows of the matrix but 32: they are far apart, so that memory does not see them coming.
+            for more in range(2):
+                w.fetch_ahead(source, b.mul(self._apart, b.add(row, INT64(2 * STEP + more * SIDE))))
+        if self._left:
+            pair = [b.fmul(number, self._factor) for number in pair]
+        for part, both in enumerate(zip(*map(w.parts, pair), strict=True)):
+            w.store(w.upper_halves(*both), packed, b.add(b.shl(row, INT64(4)), INT64(2 * part * TILE_WORDS)))
 
 
 @machine_code
 def pack_tile(
-    typing_context: Any,
-    is_left: Any,
-    is_along: Any,
-    source: Any,
-    start: Any,
-    step: Any,
-    factor: Any,
-    packed: Any,
-    at: Any,
+    typing_context: Any, is_left: Any, is_along: Any, source: Any, apart: Any, factor: Any, packed: Any
 ) -> Any:
-    """Lays 16 rows (of the left matrix, else columns) of STEP numbers out as a tile of each of three parts.
+    """Packs 16 rows (of the left matrix, else columns) of STEP numbers, from one address to another.
 
-    `is_along`: the numbers of a row stand side by side and rows `step` apart, else the other way round. The parts lie
-    2 tiles apart. Those of the left matrix are multiplied with the factor. What is infinite, no number, or too large
-    for bfloat16 has a part that is no number or infinite, and another that is no number or infinite the other way: sums
+    `is_along`: the numbers of a row stand side by side and rows `apart`, else the other way round. The parts lie 2 tiles
+    apart. Those of the left matrix are multiplied with the factor. What is infinite, no number, or too large for
+    bfloat16 has a part that is no number or infinite, and another that is no number or infinite the other way: sums
     with it are no numbers.
     """
     left, along = bool(is_left.literal_value), bool(is_along.literal_value)
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
-        _, _, source_array, first, distance, scale, packed_array, place = values
+        _, _, from_, distance, scale, to = values
         w = _Writer(builder)
-        from_ = builder.gep(context.make_array(source)(context, builder, source_array).data, [first])
-        to = builder.gep(context.make_array(packed)(context, builder, packed_array).data, [place])
-        undefined = ir.Constant(FLOATS, ir.Undefined)
-        scale = builder.shuffle_vector(
-            builder.insert_element(undefined, scale, INT32(0)), undefined, ir.Constant(WORDS, [0] * SIDE)
-        )
-        half_step = INT64(SIDE) if along else builder.mul(distance, INT64(SIDE))  # from one half of STEP to the other
-        numbers, row_step = from_, distance
-        if left != along:
-            with builder.goto_entry_block():
-                turned = builder.alloca(ir.ArrayType(ir.FloatType(), SIDE * STEP))
-                turned.align = 64
-            numbers, row_step = builder.bitcast(turned, ir.FloatType().as_pointer()), INT64(STEP)
+        packer = _TilePacker(builder, left, along, distance, w.everywhere(scale))
+        numbers, words = w.at(ir.FloatType(), from_), w.at(INT32, to)
+        room = packer.room() if packer.turns else None
+        if packer.turns:
             with w.repeat(2) as half:
-                begin = builder.mul(half, half_step)
-                offsets = [builder.add(begin, builder.mul(distance, INT64(row))) for row in range(SIDE)]
-                for row, column in enumerate(w.turned([w.load(FLOATS, from_, offset) for offset in offsets])):
-                    w.store(column, numbers, builder.add(builder.shl(half, INT64(4)), INT64(row * STEP)))
-            half_step = INT64(SIDE)
+                packer.turn(numbers, half, room)
         with w.repeat(SIDE) as row:
-            here = builder.mul(row_step, row)
-            pair = [w.load(FLOATS, numbers, offset) for offset in (here, builder.add(here, half_step))]
-            if not along:
-                # The next 32 rows; memory does not see them coming, they are far apart.
-                for half in range(2):
-                    w.fetch_ahead(from_, builder.mul(distance, builder.add(row, INT64(STEP + half * SIDE))))
-            if left:
-                pair = [builder.fmul(number, scale) for number in pair]
-            for part, both in enumerate(zip(*map(w.parts, pair), strict=True)):
-                w.store(w.upper_halves(*both), to, builder.add(builder.shl(row, INT64(4)), INT64(2 * part * TILE_WORDS)))
+            packer.row(numbers, row, room, words)
         return context.get_dummy_value()
 
     n = types.int64
-    return types.void(is_left, is_along, source, n, n, types.float32, packed, n), generate
+    return types.void(is_left, is_along, n, n, types.float32, n), generate
 
 
 class _Tiles:
@@ -194,9 +216,8 @@ class _Tiles:
             place = self._builder.gep(base, [INT64((2 * part + half) * TILE_WORDS * 4)])
             self.call("tileloadd64", [first + half], place, INT64(SIDE * 4))
 
-    def multiply(self) -> None:
-        for total in range(4):
-            self.call("tdpbf16ps", [total, 4 + total // 2, 6 + total % 2])
+    def multiply(self, total: int) -> None:
+        self.call("tdpbf16ps", [total, 4 + total // 2, 6 + total % 2])
 
     def sums(self, name: str, base: Any, row_bytes: Any) -> None:
         """Loads or stores the sums, from or to 32 × 32 numbers."""
@@ -225,64 +246,148 @@ class _Tiles:
 
 # Left and right part of each product, the small ones first; from one to the next only one side changes.
 ORDER = ((0, 2), (0, 1), (1, 1), (1, 0), (2, 0), (0, 0))
+Piece = Callable[[], None]
+
+
+class _PanelWriter:
+    """Writes the product of two panels: c[i, j] = first[i, j] + Σ_k left[i, k] · right[k, j]."""
+
+    def __init__(self, builder: ir.IRBuilder, left: Any, right: Any, c: Any, row: Any) -> None:
+        self.builder, self.writer, self._tiles = builder, _Writer(builder), _Tiles(builder)
+        self._left, self._right = self.writer.at(INT8, left), self.writer.at(INT8, right)
+        self._c, self._row_bytes = self.writer.at(INT8, c), builder.mul(row, INT64(4))
+
+    def begin(self, first: Any, first_row: Any, has_first: Any) -> None:
+        with self.builder.if_else(has_first) as (onto, anew):
+            with onto:
+                row_bytes = self.builder.mul(first_row, INT64(4))
+                self._tiles.sums("tileloadd64", self.writer.at(INT8, first), row_bytes)
+            with anew:
+                for total in range(4):
+                    self._tiles.call("tilezero", [total])
+
+    def block(self, number: Any, others: Sequence[Piece] = ()) -> None:
+        """Adds the product of a block, and writes the other pieces of work in between, where they cost least."""
+        offset = self.builder.mul(number, INT64(BLOCK_WORDS * 4))
+        bases = self.builder.gep(self._left, [offset]), self.builder.gep(self._right, [offset])
+        now: list[int | None] = [None, None]
+        done = written = 0
+        for parts in ORDER:
+            for side, part in enumerate(parts):
+                if now[side] != part:
+                    self._tiles.pair(4 + 2 * side, bases[side], part)
+                    now[side] = part
+            for total in range(4):
+                self._tiles.multiply(total)
+                done += 1
+                upto = len(others) * done // (4 * len(ORDER))
+                for piece in others[written:upto]:
+                    piece()
+                written = upto
+
+    def end(self, is_checked: Any) -> Any:
+        """Writes c; whether all of it is finite, or not to be checked."""
+        self._tiles.sums("tilestored64", self._c, self._row_bytes)
+        found = cgutils.alloca_once_value(self.builder, cgutils.true_bit)
+        with self.builder.if_then(is_checked):
+            self.builder.store(self._tiles.is_finite(self._c, self._row_bytes), found)
+        return self.builder.load(found)
 
 
 @machine_code
 def multiply_panels(
     typing_context: Any,
     left: Any,
-    left_at: Any,
     right: Any,
-    right_at: Any,
     blocks: Any,
     c: Any,
-    at: Any,
     row: Any,
     first: Any,
-    first_at: Any,
     first_row: Any,
     has_first: Any,
+    is_checked: Any,
 ) -> Any:
-    """c[i, j] = first[i, j] + Σ_k left[i, k] · right[k, j] for a panel of either side, c's rows `row` apart.
+    """c = first + left · right for panels at these addresses, c's rows `row` numbers apart.
 
     `first` may be c itself, or one row again and again if `first_row` is 0; without it sums begin with 0.
+    If c `is_checked`, this gives whether all of it is finite, which takes as long as a block.
     Between `begin_tiles` and `end_tiles`. What is packed begins on a cache line: it takes four times as long if not.
-    Gives whether all results are finite.
     """
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
-        left_array, left_start, right_array, right_start, count, c_array, c_start, c_row, *begin = values
-        bytes_ = INT8.as_pointer()
-
-        def pointer(kind: Any, array: Any, start: Any) -> Any:
-            data = context.make_array(kind)(context, builder, array).data
-            return builder.bitcast(builder.gep(data, [start]), bytes_)
-
-        tiles = _Tiles(builder)
-        left_base, right_base = pointer(left, left_array, left_start), pointer(right, right_array, right_start)
-        c_base, row_bytes = pointer(c, c_array, c_start), builder.mul(c_row, INT64(4))
-        with builder.if_else(begin[3]) as (onto, anew):
-            with onto:
-                begin_row = builder.mul(begin[2], INT64(4))
-                tiles.sums("tileloadd64", pointer(first, begin[0], begin[1]), begin_row)
-            with anew:
-                for total in range(4):
-                    tiles.call("tilezero", [total])
+        from_left, from_right, count, to, to_row, *begin, checks = values
+        panels = _PanelWriter(builder, from_left, from_right, to, to_row)
+        panels.begin(*begin)
         with cgutils.for_range(builder, count, intp=INT64) as loop:
-            offset = builder.mul(loop.index, INT64(BLOCK_WORDS * 4))
-            bases = builder.gep(left_base, [offset]), builder.gep(right_base, [offset])
-            now: list[int | None] = [None, None]
-            for parts in ORDER:
-                for side, part in enumerate(parts):
-                    if now[side] != part:
-                        tiles.pair(4 + 2 * side, bases[side], part)
-                        now[side] = part
-                tiles.multiply()
-        tiles.sums("tilestored64", c_base, row_bytes)
-        return tiles.is_finite(c_base, row_bytes)
+            panels.block(loop.index)
+        return panels.end(checks)
 
     n = types.int64
-    return types.boolean(left, n, right, n, n, c, n, n, first, n, n, types.boolean), generate
+    return types.boolean(n, n, n, n, n, n, n, types.boolean, types.boolean), generate
+
+
+@machine_code
+def multiply_and_pack(
+    typing_context: Any,
+    is_left: Any,
+    is_along: Any,
+    left: Any,
+    right: Any,
+    blocks: Any,
+    c: Any,
+    row: Any,
+    first: Any,
+    first_row: Any,
+    has_first: Any,
+    is_checked: Any,
+    source: Any,
+    apart: Any,
+    factor: Any,
+    packed: Any,
+    whole: Any,
+) -> Any:
+    """`multiply_panels`, and in the shade of it `pack_tile` for a panel that is needed later.
+
+    The tile unit works on its own; meanwhile vectors pack so many `whole` blocks, no more than are multiplied.
+    """
+    is_of_left, along = bool(is_left.literal_value), bool(is_along.literal_value)
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
+        _, _, from_left, from_right, count, to, to_row, *begin, checks, from_, distance, scale, to_packed, packs = (
+            values
+        )
+        panels = _PanelWriter(builder, from_left, from_right, to, to_row)
+        w = panels.writer
+        packer = _TilePacker(builder, is_of_left, along, distance, w.everywhere(scale))
+        rooms = [packer.room() if packer.turns else None for _ in range(2)]
+        # From one half of the panel, and from one block, to the next.
+        next_half = builder.mul(distance, INT64(SIDE)) if along else INT64(SIDE)
+        next_block = INT64(STEP) if along else builder.mul(distance, INT64(STEP))
+        panels.begin(*begin)
+        with cgutils.for_range(builder, packs, intp=INT64) as loop:
+            numbers = builder.gep(w.at(ir.FloatType(), from_), [builder.mul(loop.index, next_block)])
+            words = builder.gep(w.at(INT32, to_packed), [builder.mul(loop.index, INT64(BLOCK_WORDS))])
+            turns: list[Piece] = []
+            rows: list[Piece] = []
+            for half, room in enumerate(rooms):
+                source_ = builder.gep(numbers, [next_half]) if half else numbers
+                words_ = builder.gep(words, [INT64(half * TILE_WORDS)])
+                if packer.turns:
+                    turns += [functools.partial(packer.turn, source_, INT64(of_k), room) for of_k in range(2)]
+                rows += [functools.partial(packer.row, source_, INT64(r), room, words_) for r in range(SIDE)]
+            panels.block(loop.index, _spread(turns, 8) + rows)
+        with cgutils.for_range_slice(builder, packs, count, INT64(1), intp=INT64) as (number, _):
+            panels.block(number)
+        return panels.end(checks)
+
+    n = types.int64
+    fixed = (n, n, n, n, n, n, n, types.boolean, types.boolean, n, n, types.float32, n, n)
+    return types.boolean(is_left, is_along, *fixed), generate
+
+
+def _spread(pieces: list[Piece], times: int) -> list[Piece]:
+    """Each piece is worth so many others: with as much room after it."""
+    return [p for piece in pieces for p in (piece, *[lambda: None] * (times - 1))]
 
 
 @machine_code
