@@ -158,6 +158,18 @@ def test_numbers_that_bfloat16_has_not(way, number):
             check(permuted_mat_mul, B, A, None, permA=[1, 0], permB=[1, 0])
 
 
+@pytest.mark.parametrize("at", [(0, 0), (150, 3), (40, 800), (199, 899)])
+@any_way
+def test_such_numbers_are_found_anywhere(way, at):
+    """In any panel, and any stretch along k: whatever they spoil is computed anew."""
+    with by(way), np.errstate(over="ignore", invalid="ignore"):
+        A, B, bias = arrays((200, 900), (900, 170), {})
+        B /= 100
+        A[at] = np.finfo(np.float32).max
+        check(permuted_mat_mul, A, B, bias)
+        check(permuted_mat_mul, B, A, None, permA=[1, 0], permB=[1, 0])
+
+
 @any_way
 def test_tiny_numbers(way):
     """Of a number the digits below 2⁻¹²⁶ may be lost, and as much of each of six products."""

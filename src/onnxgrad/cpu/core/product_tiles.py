@@ -16,19 +16,8 @@ from onnxgrad.cpu.core.halves import load, store, zero
 from onnxgrad.cpu.core.jit import native
 from onnxgrad.cpu.core.parallel import parallel
 from onnxgrad.cpu.core.rows import begin_rows, put
-from onnxgrad.cpu.core.tiles import (
-    BLOCK_WORDS,
-    PANEL,
-    PARTS,
-    SIDE,
-    STEP,
-    TILE_WORDS,
-    begin_tiles,
-    end_tiles,
-    multiply_and_pack,
-    multiply_panels,
-    pack_tile,
-)
+from onnxgrad.cpu.core.tile_packing import BLOCK_WORDS, PANEL, PARTS, SIDE, STEP, TILE_WORDS, pack_tile
+from onnxgrad.cpu.core.tiles import begin_tiles, end_tiles, multiply_and_pack, multiply_panels
 from onnxgrad.tensor_types import Array
 
 DEPTH = 512  # numbers along k at a time, about; fixed, since it orders the additions
