@@ -82,6 +82,8 @@ class BoundSession:
         for name in self._free:
             self._binding.bind_output(name, "cpu")
         self._session.run_with_iobinding(self._binding)
+        if not self._free:
+            return {}
         values = self._binding.get_outputs()
         names = [*self._bound, *self._free]  # in the order they were bound
         return {name: value.numpy() for name, value in zip(names, values, strict=True) if name in self._free}

@@ -132,7 +132,10 @@ class Trainer:
         self._loss = np.zeros((), _type_of_output(step.model, step.loss))
         outputs = {step.loss: self._loss, **{out: gradients[n] for n, out in step.gradients.items()}, **self._following}
         evaluated = evaluation_graph(self._source, loss, step)
-        look = functools.partial(_expect_classes, loss, evaluated.model)
+        shapes = {str(v.name): None if v.shape is None else list(v.shape) for v in evaluated.model.graph.outputs}
+        parts = () if isinstance(loss, str) else loss.parts
+        predicted = [(part, shapes[part.prediction]) for part in parts if isinstance(part, CrossEntropy)]
+        look = functools.partial(_expect_classes, predicted)
         self._step_session = BoundSession(step.model, inputs, outputs, self._device, look)
         used = {str(v.name) for v in evaluated.model.graph.inputs}
         inputs = {name: array for name, array in changed.items() if name in used}
@@ -373,15 +376,13 @@ def _type_of_output(model: ir.Model, name: str) -> Any:
     return next(v.dtype.numpy() for v in model.graph.outputs if v.name == name and v.dtype is not None)
 
 
-def _expect_classes(loss: Total | str, model: ir.Model, batch: Mapping[str, Any]) -> None:
-    """Raises if a target of a batch is no class."""
-    shapes = {v.name: None if v.shape is None else list(v.shape) for v in model.graph.outputs}
-    for part in () if isinstance(loss, str) else loss.parts:
+def _expect_classes(predicted: Sequence[tuple[CrossEntropy, Sequence[Any] | None]], batch: Mapping[str, Any]) -> None:
+    """Raises if a target of a batch is no class; with the shape of what predicts each."""
+    for part, shape in predicted:
         target = batch.get(part.target)
-        if not isinstance(part, CrossEntropy) or not isinstance(target, np.ndarray):
-            continue
-        wrong = part.wrong_class(target, shapes[part.prediction])
+        wrong = part.wrong_class(target, shape) if isinstance(target, np.ndarray) else None
         if wrong is not None:
+            assert target is not None
             at, expected = wrong
             raise ValueError(
                 f"the batch's {part.target} has the class {target[at]} at {list(at)}, expected {expected}; "
