@@ -150,7 +150,8 @@ def _check_host_input(declared: Input, known: Known | None) -> None:
     """What a call checks when it makes an array of a shape-like input."""
     if known is None or not declared.constraint.on_host:
         return
-    if known.dims is not None and len(known.dims) != 1:
+    ranks = (0, 1) if declared.constraint.single else (1,)
+    if known.dims is not None and len(known.dims) not in ranks:
         raise ValueError(f"{declared.name} has shape {list(known.dims)}, expected one dimension")
     if declared.constraint.name == "I" and any(isinstance(v, int) and v < 0 for v in known.values or ()):
         raise ValueError(f"{declared.name} is {list(known.values or ())}, expected no negative dimension")

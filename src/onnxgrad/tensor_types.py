@@ -51,6 +51,7 @@ class TypeConstraint:
     name: str
     types: tuple[str, ...]
     on_host: bool = False  # shape-like: read by the CPU even when the data is on a GPU; lists and ints are welcome
+    single: bool = False  # on the host, and one number: a graph may have it as a scalar
 
     @cached_property
     def dtypes(self) -> tuple[np.dtype[Any], ...]:
