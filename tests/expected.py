@@ -1,5 +1,6 @@
 """What the definition of each operator gives in float64, and how far a right kernel may be from it."""
 
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any
@@ -129,6 +130,34 @@ def _cross_entropy(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ex
     return (expected,), (with_storage(precision, expected, bound),)
 
 
+def _losses(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Expected:
+    """Differences to the highest score and to a logarithm, of a sum of exponentials; losses add up in float64."""
+    precision = PRECISION[result_dtype(op, args, kwargs)]
+    bound = inspect.signature(op.body).bind(*(in_float64(a) for a in args), **kwargs)
+    bound.apply_defaults()
+    given = bound.arguments
+    scores, labels, weights = given["scores"], given["labels"], given["weights"]
+    expected = op.definition(**given)
+    if not scores.size:
+        return expected, tuple(None if e is None else np.zeros_like(e) for e in expected)
+    losses, log_prob = op.definition(**{**given, "reduction": "none", "outputs": None})
+    with np.errstate(invalid="ignore"):
+        apart = scores - np.max(scores, 1, keepdims=True)
+    few = VALUE_ROUNDINGS * precision.unit
+    sizes = [np.where(np.isfinite(x), np.abs(x), 0) for x in (apart, log_prob, losses)]
+    off = bound_of_sum(precision, scores.shape[1], 1.0) + few * (1 + sizes[0] + sizes[1])
+    ignored = labels == (-1 if given["ignore_index"] is None else given["ignore_index"])
+    chosen = np.where(ignored, 0, labels)
+    counts = np.where(ignored, 0, 1 if weights is None else weights[chosen])
+    of_loss = np.take_along_axis(off, np.expand_dims(chosen, 1), 1)[:, 0] * np.abs(counts) + few * sizes[2]
+    if given["reduction"] != "none":
+        of_loss = np.sum(of_loss) + bound_of_sum(REFERENCE, losses.size, np.sum(sizes[2]))
+    if given["reduction"] == "mean":
+        of_loss = of_loss / (np.abs(np.sum(counts)) or 1)
+    pairs = zip(expected, (of_loss, off), strict=True)
+    return expected, tuple(None if e is None else with_storage(precision, e, b) for e, b in pairs)
+
+
 def _pools(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Expected:
     """Sums over windows, of numbers that come as they are or, for averages, divided; a lone one as it is is exact."""
     precision = PRECISION[result_dtype(op, args, kwargs)]
@@ -176,6 +205,7 @@ EXPECTED: dict[str, Callable[..., Expected]] = {
     "SimplifiedLayerNormalizationGrad": _layer_normalization,
     "SoftmaxGrad_13": _softmax,
     "LogSoftmaxGrad_13": _softmax,
+    "SoftmaxCrossEntropyLossInternal": _losses,
     "SoftmaxCrossEntropyLossGrad": _cross_entropy,
     "MaxPoolGrad": _pools,
     "AveragePoolGrad": _pools,

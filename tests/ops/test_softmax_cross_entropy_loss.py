@@ -1,4 +1,4 @@
-"""SoftmaxCrossEntropyLossGrad against its definition, PyTorch, and its own error sentences."""
+"""SoftmaxCrossEntropyLossInternal and its gradient against their definitions, PyTorch, and their error sentences."""
 
 import ml_dtypes
 import numpy as np
@@ -9,8 +9,12 @@ from hypothesis import strategies as st
 from tests.checks import FLOATS, INDICES, call, check, check_refused, examples, layouts
 from tests.function_models import check_functions
 
-from onnxgrad.ops.softmax_cross_entropy_loss import softmax_cross_entropy_loss_grad
+from onnxgrad.ops.softmax_cross_entropy_loss import (
+    softmax_cross_entropy_loss_grad,
+    softmax_cross_entropy_loss_internal,
+)
 
+LOSS = softmax_cross_entropy_loss_internal
 GRAD = softmax_cross_entropy_loss_grad
 REDUCTIONS = ["none", "mean", "sum"]
 SHAPES = [(1, 1), (5, 4), (3, 40), (2, 5000), (700, 3), (2, 3, 5), (2, 21, 300), (2, 4, 3, 2, 2), (600, 2, 7)]
@@ -142,3 +146,171 @@ def test_refused():
     for error, text, changed, attributes in refused:
         arguments = [*changed, *(dY, log_prob, label, weight)[len(changed) :]]
         check_refused(GRAD, error, text, *arguments, **attributes)
+
+
+# The loss itself.
+
+
+def scored(shape, dtype=np.float32, weighted=True, ignored=None, index=np.int64, seed=0):
+    """scores, labels, weights and ignore_index; every third label is `ignored`."""
+    _, _, labels, weights = arrays(shape, dtype, "mean", weighted, ignored, index, seed)
+    scores = np.random.default_rng(seed + 1).normal(0, 3, shape).astype(dtype)
+    return [scores, labels, weights, None if ignored is None else np.array(ignored)]
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_loss_of_shapes_and_types(shape, dtype):
+    check(LOSS, *scored(shape, dtype))
+
+
+@pytest.mark.parametrize("ignored", [None, -1, 1, -100, 2**31 - 1])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_loss_with_settings(reduction, weighted, ignored):
+    for shape, index in zip(((6, 4), (2, 4, 5)), INDICES, strict=True):
+        check(LOSS, *scored(shape, np.float32, weighted, ignored, index), reduction=reduction)
+
+
+@pytest.mark.parametrize("wanted", [["output"], ["log_prob"], ["output", "log_prob"]], ids=str)
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_some_results_of_the_loss(reduction, wanted):
+    for shape in ((7, 40), (2, 5, 3)):
+        found = check(LOSS, *scored(shape, ignored=1), reduction=reduction, outputs=wanted)
+        assert [name for name, f in zip(LOSS.output_names, found, strict=True) if f is not None] == wanted
+
+
+@settings(max_examples=examples(30), deadline=None)
+@given(data=st.data())
+def test_loss_of_any_shape(data):
+    shape = tuple(data.draw(st.lists(st.integers(1, 30), min_size=2, max_size=4)))
+    reduction, ignored = data.draw(st.sampled_from(REDUCTIONS)), data.draw(st.sampled_from([None, -1, 0, -100]))
+    check(LOSS, *scored(shape, weighted=data.draw(st.booleans()), ignored=ignored), reduction=reduction)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0, 0), (2, 3, 0), (0, 0)], ids=str)
+def test_loss_of_nothing(shape, reduction):
+    labels = np.zeros((shape[0], *shape[2:]), np.int64)
+    output, log_prob = call(LOSS, np.zeros(shape, np.float32), labels, reduction=reduction)
+    assert output.shape == (labels.shape if reduction == "none" else ())
+    assert not output.any()
+    assert log_prob.shape == shape
+
+
+def test_loss_without_classes():
+    output, log_prob = check(LOSS, np.zeros((2, 0), np.float32), np.full(2, -1), reduction="none")
+    assert output.tolist() == [0, 0]
+    assert log_prob.shape == (2, 0)
+
+
+@pytest.mark.parametrize("layout", layouts(np.zeros((2, 2), np.float32)))
+def test_layouts_of_the_loss(layout):
+    scores, labels, weights, _ = scored((6, 8))
+    check(LOSS, layouts(scores)[layout], labels, weights)
+    check(LOSS, scores, layouts(labels)[layout], layouts(weights)[layout], reduction="none")
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_where_nothing_counts_there_is_no_loss(reduction):
+    scores, labels, weights, _ = scored((4, 3))
+    assert not call(LOSS, scores, labels, np.zeros_like(weights), reduction=reduction)[0].any()
+    scores[0, 0] = np.nan
+    assert not call(LOSS, scores, np.full_like(labels, -1), weights, reduction=reduction)[0].any()
+
+
+@pytest.mark.parametrize("shape", [(4, 40), (4, 3), (2, 5, 2)], ids=str)
+def test_loss_of_scores_that_are_no_numbers(shape):
+    scores, labels, _, _ = scored(shape, weighted=False)
+    first = (slice(None), *(0,) * (len(shape) - 2))
+    labels[...] = 1
+    scores[(0, 0, *first[1:])], scores[(1, 0, *first[1:])] = np.nan, -np.inf
+    losses, log_prob = check(LOSS, scores, labels, reduction="none")
+    assert np.isnan(log_prob[(0, slice(None), *first[1:])]).all()
+    assert np.isnan(losses).sum() == 1
+    assert np.isnan(log_prob).sum() == shape[1]
+    assert log_prob[(1, 0, *first[1:])] == -np.inf
+    scores[(1, 1, *first[1:])] = -np.inf  # the right class is ruled out
+    scores[(0, 0, *first[1:])] = np.inf
+    losses, log_prob = check(LOSS, scores, labels, reduction="none")
+    assert losses[(1, *first[1:])] == np.inf
+    assert np.isnan(log_prob).sum() == shape[1]
+    scores[(0, slice(None), *first[1:])] = -np.inf  # no class is possible
+    assert np.isnan(check(LOSS, scores, labels, reduction="none")[1]).sum() == shape[1]
+
+
+def test_loss_of_large_scores():
+    scores, labels, weights, _ = scored((5, 70))
+    check(LOSS, scores * np.float32(1e4), labels, weights)
+    check(LOSS, scores + np.float32(1e6), labels, weights)
+
+
+@pytest.mark.parametrize("ignored", [-100, 1])
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_loss_as_in_torch(reduction, ignored):
+    scores, labels, weights, _ = scored((3, 5, 4), np.float64, True, ignored)
+    x, target, weight = map(torch.tensor, (scores, labels, weights))
+    expected = torch.nn.functional.cross_entropy(x, target, weight, reduction=reduction, ignore_index=ignored)
+    output, log_prob = call(LOSS, scores, labels, weights, np.array(ignored), reduction=reduction)
+    np.testing.assert_allclose(output, expected.numpy(), rtol=1e-12)
+    np.testing.assert_allclose(log_prob, torch.log_softmax(x, 1).numpy(), rtol=1e-12)
+
+
+def test_the_ignored_label_may_be_a_plain_number_and_the_type_be_given():
+    scores, labels, _, _ = scored((4, 3), weighted=False, ignored=1)
+    expected = call(LOSS, scores, labels, None, np.array(1))
+    for ignored in (1, [1], np.array([1])):
+        for found, one in zip(call(LOSS, scores, labels, None, ignored, output_type=1), expected, strict=True):
+            assert np.array_equal(found, one)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_loss_as_a_function(reduction, dtype):
+    calls = [
+        (scored(shape, dtype, weighted, ignored, index), {"reduction": reduction})
+        for shape, weighted, ignored, index in (
+            ((4, 3), True, None, np.int64),
+            ((2, 3, 2), True, 2**31 - 1, np.int32),
+            ((2, 3, 2), False, None, np.int64),
+            ((5, 4), False, -100, np.int64),
+        )
+    ]
+    for some in (*([c] for c in calls), calls):
+        check_functions(LOSS, *[(tuple(a), kw) for a, kw in some])
+    check_functions(LOSS, (tuple(calls[0][0]), {"reduction": reduction}), wanted=["output"])
+
+
+def test_loss_as_a_function_where_all_are_ignored():
+    scores, labels, weights, _ = scored((4, 3))
+    check_functions(LOSS, ((scores, np.full_like(labels, -1), weights), {}))
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (2, 3, 2)])
+def test_labels_of_the_loss_out_of_range(shape):
+    scores, labels, weights, _ = scored(shape)
+    out = np.full((), 7, np.float32), np.full_like(scores, 7)
+    for value in (3, -2, 2**40):
+        wrong = labels.copy()
+        wrong.reshape(-1)[2] = value
+        where = "[2]" if len(shape) == 2 else "[1, 0]"
+        text = f"label{where} is {value}, expected 0 to 2 or ignore_index -1"
+        check_refused(LOSS, IndexError, text, scores, wrong, weights, out=out)
+    check(LOSS, scores, wrong, weights, np.array(2**40))
+
+
+def test_refused_losses():
+    scores, labels, weights, _ = scored((4, 3))
+    out = np.full((), 7, np.float32), np.full_like(scores, 7)
+    refused = [
+        (ValueError, "reduction is 'all', expected one of 'none', 'mean', 'sum'", (), {"reduction": "all"}),
+        (ValueError, "scores has shape [3], expected at least two dimensions", (scores[0],), {}),
+        (ValueError, "labels has shape [3], expected [4] for scores of shape [4, 3]", (scores, labels[1:]), {}),
+        (ValueError, "weights has shape [2], expected [3], one per class", (scores, labels, weights[1:]), {}),
+        (ValueError, "ignore_index has shape [2], expected a single number", (), {"ignore_index": np.array([1, 2])}),
+        (ValueError, "output_type is 11, expected none or 1: float32 as scores are", (), {"output_type": 11}),
+        (TypeError, "weights is float64, expected float32 as scores is", (scores, labels, weights.astype("f8")), {}),
+    ]
+    for error, text, changed, attributes in refused:
+        arguments = [*changed, *(scores, labels, weights)[len(changed) :]]
+        check_refused(LOSS, error, text, *arguments, out=out, **attributes)

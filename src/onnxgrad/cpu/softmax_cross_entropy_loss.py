@@ -97,36 +97,40 @@ def _loss(
 @inlined
 def _highest(scores: Array, at: int, size: int, lanes: Array) -> float:
     """The largest of a row's scores; NaN are passed over."""
-    for k in range(LANES):
-        store(lanes, k, -math.inf)
+    highest = type(load(scores, at))(-math.inf)
     whole = size // LANES * LANES
-    for i in range(0, whole, LANES):
+    if whole > 0:
         for k in range(LANES):
-            x, highest = load(scores, at + i + k), load(lanes, k)
-            store(lanes, k, x if x > highest else highest)
-    for k in range(size - whole):
-        x, highest = load(scores, at + whole + k), load(lanes, k)
-        store(lanes, k, x if x > highest else highest)
-    highest = lanes[0]
-    for k in range(1, min(LANES, size)):
-        highest = lanes[k] if lanes[k] > highest else highest
+            store(lanes, k, highest)
+        for i in range(0, whole, LANES):
+            for k in range(LANES):
+                x, before = load(scores, at + i + k), load(lanes, k)
+                store(lanes, k, x if x > before else before)
+        for k in range(LANES):
+            highest = lanes[k] if lanes[k] > highest else highest
+    for i in range(whole, size):
+        x = load(scores, at + i)
+        highest = x if x > highest else highest
     return highest
 
 
 @inlined
 def _sum_of_powers(scores: Array, at: int, size: int, highest: float, lanes: Array) -> float:
     """The sum of e to the power of each score's difference to the highest one."""
-    for k in range(LANES):
-        store(lanes, k, 0)
-    whole = size // LANES * LANES
-    for i in range(0, whole, LANES):
-        for k in range(LANES):
-            store(lanes, k, load(lanes, k) + exp(load(scores, at + i + k) - highest))
-    for k in range(size - whole):
-        store(lanes, k, load(lanes, k) + exp(load(scores, at + whole + k) - highest))
     total = 0.0
-    for k in range(min(LANES, size)):
-        total += lanes[k]
+    whole = size // LANES * LANES
+    if whole > 0:
+        for k in range(LANES):
+            store(lanes, k, 0)
+        for i in range(0, whole, LANES):
+            for k in range(LANES):
+                store(lanes, k, load(lanes, k) + exp(load(scores, at + i + k) - highest))
+        for k in range(LANES):
+            total += lanes[k]
+    for i in range(size - whole):
+        store(lanes, i, exp(load(scores, at + whole + i) - highest))
+    for i in range(size - whole):
+        total += lanes[i]
     return total
 
 

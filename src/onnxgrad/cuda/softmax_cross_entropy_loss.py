@@ -1,4 +1,10 @@
-"""SoftmaxCrossEntropyLossGrad on CUDA: what samples count for is added up, then log_prob goes through once."""
+"""The softmax cross entropy on CUDA, a program for some samples each.
+
+SoftmaxCrossEntropyLossInternal goes along the classes for the highest score, for the sum of exponentials and to write
+their logarithms, but reads only once what fits into one tile. Each program leaves the sum of its losses, and one adds
+these up, always in the same order. For SoftmaxCrossEntropyLossGrad, what samples count for is added up, then log_prob
+goes through once.
+"""
 
 import math
 
@@ -9,9 +15,144 @@ import triton.language as tl
 from onnxgrad.cuda.core.activate import exp
 from onnxgrad.cuda.core.indices import BadIndex
 from onnxgrad.cuda.core.launch import ceil_div, counting_type, launch, power_of_two, to_type
+from onnxgrad.ops.softmax_cross_entropy_loss import check_output_type, ignored_label
+from onnxgrad.tensor_types import Array
 
 TILE = 4096  # elements, at most
 NEIGHBOURS = 64  # samples of one program where they lie side by side in memory: 256 bytes of float32
+SUMS = 1024  # of programs that are added up at once
+
+
+def softmax_cross_entropy_loss_internal(
+    scores: torch.Tensor,
+    labels: torch.Tensor,
+    weights: torch.Tensor | None,
+    ignore_index: Array | None,
+    output: torch.Tensor | None,
+    log_prob: torch.Tensor | None,
+    reduction: str,
+    output_type: int | None,
+    bad: BadIndex,
+) -> None:
+    check_output_type(str(scores.dtype).removeprefix("torch."), output_type)
+    classes, inner = scores.shape[1], math.prod(scores.shape[2:])
+    ignored = ignored_label(ignore_index)
+    bad.about_labels(labels, classes, ignored)
+    samples = labels.numel()
+    if samples == 0:
+        if output is not None:
+            output.zero_()
+        return
+    height, length = _tile(samples, classes, inner)
+    programs = ceil_div(samples, height)
+    sums = None if reduction == "none" else torch.empty(2 * programs, dtype=torch.float64, device=scores.device)
+    each = output.view(-1) if output is not None and sums is None else None
+    launch(
+        _losses, programs, scores.view(-1), labels.view(-1), weights, each,
+        None if log_prob is None else log_prob.view(-1), sums, bad.position, samples, classes, inner, ignored, programs,
+        height, length, classes <= length, weights is not None, each is not None, sums is not None,
+        log_prob is not None, bad.position is not None,
+        counting_type(scores.numel()), tl.float64 if scores.dtype == torch.float64 else tl.float32,
+    )  # fmt: skip
+    if output is not None and sums is not None:
+        launch(_loss, 1, sums, output.view(-1), programs, min(SUMS, power_of_two(programs)), reduction == "mean")
+
+
+def _tile(samples: int, classes: int, inner: int) -> tuple[int, int]:
+    """How many samples a program has, and how many of their classes it takes at once."""
+    side_by_side = 1 if inner == 1 else min(NEIGHBOURS, power_of_two(inner))
+    length = min(power_of_two(max(classes, 1)), TILE // side_by_side)
+    return side_by_side * max(1, min(power_of_two(samples), TILE // 4) // (side_by_side * length)), length
+
+
+@triton.jit
+def _note_wrong(bad, line, wrong):
+    """Lowers `bad` to the first sample whose label is no class."""
+    first = tl.min(tl.where(wrong, line.to(tl.int64), 0x7FFFFFFFFFFFFFFF), 0)
+    if tl.sum(wrong.to(tl.int32), 0) > 0:
+        tl.atomic_min(bad, first)
+
+
+@triton.jit
+def _losses(
+    scores, labels, weights, output, log_prob, sums, bad, samples, classes, inner, ignore_index, programs,
+    LINES: tl.constexpr, LENGTH: tl.constexpr, ONE_TILE: tl.constexpr, WEIGHTED: tl.constexpr, EACH: tl.constexpr,
+    SUMMED: tl.constexpr, KEPT: tl.constexpr, CHECK: tl.constexpr, KIND: tl.constexpr, WORK: tl.constexpr,
+):  # fmt: skip
+    line = tl.program_id(0).to(KIND) * LINES + tl.arange(0, LINES)
+    exists = line < samples
+    chosen = tl.load(labels + line, exists, other=0).to(tl.int64)
+    ignored = chosen == ignore_index
+    outside = (chosen < 0) | (chosen >= classes)
+    if CHECK:
+        _note_wrong(bad, line, exists & outside & (ignored == 0))
+    counted = exists & (ignored == 0) & (outside == 0)
+    start_of = (line // inner) * (classes * inner) + line % inner
+    step = tl.arange(0, LENGTH).to(KIND)
+    lowest = float("-inf")
+    highest = tl.full([LINES], lowest, WORK)
+    total = tl.zeros([LINES], WORK)
+    for start in range(0, classes, LENGTH):
+        here = exists[:, None] & (start + step < classes)[None, :]
+        at = start_of[:, None] + ((start + step) * inner)[None, :]
+        x = tl.load(scores + at, here, other=lowest).to(WORK)
+        highest = tl.maximum(highest, tl.max(x, 1))
+        if ONE_TILE:
+            shifted = x - highest[:, None]
+            total = tl.sum(tl.where(here, exp(shifted), 0), 1)
+            if KEPT:
+                result = shifted - _log(total)[:, None].to(WORK)
+                tl.store(log_prob + at, to_type(result, log_prob.dtype.element_ty), here)
+    if not ONE_TILE:
+        for start in range(0, classes, LENGTH):
+            here = exists[:, None] & (start + step < classes)[None, :]
+            at = start_of[:, None] + ((start + step) * inner)[None, :]
+            x = tl.load(scores + at, here, other=lowest).to(WORK)
+            total += tl.sum(tl.where(here, exp(x - highest[:, None]), 0), 1)
+        if KEPT:
+            rest = _log(total)[:, None].to(WORK)
+            for start in range(0, classes, LENGTH):
+                here = exists[:, None] & (start + step < classes)[None, :]
+                at = start_of[:, None] + ((start + step) * inner)[None, :]
+                x = tl.load(scores + at, here, other=lowest).to(WORK)
+                result = (x - highest[:, None]) - rest
+                tl.store(log_prob + at, to_type(result, log_prob.dtype.element_ty), here)
+    right = tl.load(scores + start_of + chosen * inner, counted, other=0).to(WORK)
+    loss = _log(total) - (right - highest).to(tl.float64)
+    counts = counted.to(tl.float64)
+    if WEIGHTED:
+        counts = tl.load(weights + chosen, counted, other=0).to(tl.float64)
+    # A sample that does not count has no loss, whatever its scores are, NaN maybe.
+    loss = tl.where(counted, loss * counts, 0)
+    if EACH:
+        tl.store(output + line, to_type(loss.to(WORK), output.dtype.element_ty), exists)
+    if SUMMED:
+        tl.store(sums + tl.program_id(0), tl.sum(loss, 0))
+        tl.store(sums + programs + tl.program_id(0), tl.sum(counts, 0))
+
+
+@triton.jit
+def _log(x):
+    """The natural logarithm in float64: a GPU's own of float32 is off by a few units near 1."""
+    return tl.log(x.to(tl.float64))
+
+
+@triton.jit
+def _loss(sums, output, programs, BLOCK: tl.constexpr, IS_MEAN: tl.constexpr):
+    losses = tl.zeros([BLOCK], tl.float64)
+    counts = tl.zeros([BLOCK], tl.float64)
+    for start in range(0, programs, BLOCK):
+        program = start + tl.arange(0, BLOCK)
+        losses += tl.load(sums + program, program < programs, other=0)
+        if IS_MEAN:
+            counts += tl.load(sums + programs + program, program < programs, other=0)
+    loss = tl.sum(losses, 0)
+    if IS_MEAN:
+        total = tl.sum(counts, 0)
+        loss = loss / tl.where(total == 0, 1.0, total)
+    if output.dtype.element_ty != tl.float64:
+        loss = loss.to(tl.float32)
+    tl.store(output, to_type(loss, output.dtype.element_ty))
 
 
 def softmax_cross_entropy_loss_grad(
@@ -30,9 +171,7 @@ def softmax_cross_entropy_loss_grad(
     if samples == 0:
         return
     total = _total(label, weight, classes, ignore_index) if reduction == "mean" else None
-    side_by_side = 1 if inner == 1 else min(NEIGHBOURS, power_of_two(inner))
-    length = min(power_of_two(max(classes, 1)), TILE // side_by_side)
-    height = side_by_side * max(1, min(power_of_two(samples), TILE // 4) // (side_by_side * length))
+    height, length = _tile(samples, classes, inner)
     launch(
         _lines, ceil_div(samples, height), dY.view(-1), log_prob.view(-1), label.view(-1), weight, d_logits.view(-1),
         total, bad.position, samples, classes, inner, ignore_index,
@@ -65,10 +204,7 @@ def _lines(
     ignored = chosen == ignore_index
     outside = (chosen < 0) | (chosen >= classes)
     if CHECK:
-        wrong = exists & outside & (ignored == 0)
-        first = tl.min(tl.where(wrong, line.to(tl.int64), 0x7FFFFFFFFFFFFFFF), 0)
-        if tl.sum(wrong.to(tl.int32), 0) > 0:
-            tl.atomic_min(bad, first)
+        _note_wrong(bad, line, exists & outside & (ignored == 0))
     counts = exists & (ignored == 0) & (outside == 0)
     each = tl.load(dY + line * (1 if EACH else 0), counts, other=0).to(WORK)
     if IS_MEAN:
