@@ -38,7 +38,10 @@ from onnxgrad.ops.layer_normalization import layer_normalization_grad, simplifie
 from onnxgrad.ops.matrix import permuted_mat_mul
 from onnxgrad.ops.max_pool import max_pool_grad
 from onnxgrad.ops.softmax import log_softmax_grad_13, softmax_grad_13
-from onnxgrad.ops.softmax_cross_entropy_loss import softmax_cross_entropy_loss_grad
+from onnxgrad.ops.softmax_cross_entropy_loss import (
+    softmax_cross_entropy_loss_grad,
+    softmax_cross_entropy_loss_internal,
+)
 from onnxgrad.runtime.custom_op import ELEMENT_TYPES
 from onnxgrad.tensor_types import DTYPES
 
@@ -215,6 +218,26 @@ def _loss_grad() -> Iterator[NodeCase]:
             yield NodeCase(softmax_cross_entropy_loss_grad, parameters, make, {"reduction": reduction})
 
 
+def _loss() -> Iterator[NodeCase]:
+    for dtype, index, weighted, ignored in itertools.product(FLOATS, INDICES, (False, True), (None, 1)):
+        for reduction, shape in (("mean", (4, 5)), ("none", (2, 5, 3))):
+
+            def make(dtype=dtype, index=index, weighted=weighted, ignored=ignored, shape=shape):
+                rng = np.random.default_rng(0)
+                labels = rng.integers(-1 if ignored is None else 0, 5, (shape[0], *shape[2:])).astype(index)
+                weights = rng.uniform(0.5, 2, 5).astype(dtype) if weighted else None
+                return rng.standard_normal(shape).astype(dtype), labels, weights, ignored and np.array(ignored)
+
+            absent = [*([] if weighted else ["weights"]), *([] if ignored else ["ignore_index"])]
+            parameters = {"type": str(dtype), "index": f"{index}_labels", "reduction": reduction}
+            parameters["absent"] = _without(absent)
+            yield NodeCase(softmax_cross_entropy_loss_internal, parameters, make, {"reduction": reduction})
+            if dtype == np.float32 and weighted:
+                parameters = {**parameters, "outputs": _only(["output"])}
+                how = {"reduction": reduction}
+                yield NodeCase(softmax_cross_entropy_loss_internal, parameters, make, how, outputs=["output"])
+
+
 def _pool_grads() -> Iterator[NodeCase]:
     def made(pool: str, dtype: np.dtype[Any]) -> tuple[Any, Any]:
         shape, attributes = POOLS[pool]
@@ -360,6 +383,7 @@ CASES = [
     *_permuted_mat_mul(),
     *_softmax_grads(),
     *_layer_normalization_grads(),
+    *_loss(),
     *_loss_grad(),
     *_pool_grads(),
     *_seeded_dropout(),

@@ -1,8 +1,9 @@
-"""NegativeLogLikelihoodLoss and SoftmaxCrossEntropyLoss."""
+"""NegativeLogLikelihoodLoss, SoftmaxCrossEntropyLoss and SoftmaxCrossEntropyLossInternal."""
 
 import numpy as np
 import pytest
 import torch
+from tests.checks import raises
 from tests.gradients import check_rule, evaluate, model_of_node
 
 import onnxgrad
@@ -58,6 +59,41 @@ def test_cross_entropy_without_weights_but_ignored_labels():
 @pytest.mark.parametrize("of", [[0, 1], [1]])
 def test_cross_entropy_whose_log_prob_is_used(of):
     check_rule("SoftmaxCrossEntropyLoss", *given((2, 4, 3)), outputs=2, of=of, wrt=[0])
+
+
+INTERNAL = "SoftmaxCrossEntropyLossInternal"
+
+
+@pytest.mark.parametrize(("reduction", "shape"), REDUCED)
+def test_internal_cross_entropy(reduction, shape):
+    scores, labels, _ = given(shape)
+    check_rule(INTERNAL, scores, labels.astype(np.int32), reduction=reduction, domain="com.microsoft")
+
+
+@pytest.mark.parametrize(("reduction", "ignored"), WEIGHTED)
+def test_internal_cross_entropy_with_weights(reduction, ignored):
+    inputs = [*given((2, 4, 3), ignored), *([] if ignored is None else [np.array(ignored)])]
+    check_rule(INTERNAL, *inputs, reduction=reduction, fixed=[3], domain="com.microsoft")
+
+
+def test_internal_cross_entropy_without_an_ignored_label_ignores_minus_1():
+    scores, labels, weights = given((2, 4, 3), -1)
+    check_rule(INTERNAL, scores, labels, domain="com.microsoft")
+    check_rule(INTERNAL, scores, labels, weights, domain="com.microsoft")
+
+
+@pytest.mark.parametrize("of", [[0, 1], [1]])
+def test_internal_cross_entropy_whose_log_prob_is_used(of):
+    check_rule(INTERNAL, *given((2, 4, 3)), outputs=2, of=of, wrt=[0], domain="com.microsoft")
+
+
+def test_an_ignored_label_that_is_computed():
+    inputs = (*given((5, 4)), np.array(1))
+    model, _ = model_of_node(INTERNAL, inputs, domain="com.microsoft")
+    sentence = f"gradient of {INTERNAL} (node 'node'): ignore_index is computed by the model, expected a constant"
+    for source in ("in_0", "in_2"):
+        with raises(ValueError, sentence):
+            onnxgrad.gradient(model, [source])
 
 
 @pytest.mark.parametrize("name", ["SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"])

@@ -33,7 +33,10 @@ from onnxgrad.ops.layer_normalization import layer_normalization_grad, simplifie
 from onnxgrad.ops.matrix import permuted_mat_mul
 from onnxgrad.ops.max_pool import max_pool_grad
 from onnxgrad.ops.softmax import log_softmax_grad_13, softmax_grad_13
-from onnxgrad.ops.softmax_cross_entropy_loss import softmax_cross_entropy_loss_grad
+from onnxgrad.ops.softmax_cross_entropy_loss import (
+    softmax_cross_entropy_loss_grad,
+    softmax_cross_entropy_loss_internal,
+)
 from onnxgrad.runtime import compute, plan
 from onnxgrad.runtime.custom_op import HALF_A_BYTE
 
@@ -84,7 +87,10 @@ def test_layer_normalization(case):
     check_case(case)
 
 
-@pytest.mark.parametrize("case", cases_of(softmax_cross_entropy_loss_grad, max_pool_grad, average_pool_grad), ids=str)
+LOSSES = (softmax_cross_entropy_loss_internal, softmax_cross_entropy_loss_grad)
+
+
+@pytest.mark.parametrize("case", cases_of(*LOSSES, max_pool_grad, average_pool_grad), ids=str)
 def test_losses_and_pools(case):
     check_case(case)
 
@@ -101,6 +107,25 @@ def test_a_bad_label_is_named():
     session = session_of(model_of(case.op, (dY, log_prob, label, weight), case.attributes))
     with pytest.raises(Exception, match=r"label\[2\] is 5, expected 0 to 4 or ignore_index -1"):
         run_in(session, case.op, (dY, log_prob, label, weight))
+
+
+def test_a_bad_label_of_a_loss_is_named():
+    scores, labels = np.zeros((4, 5), F32), np.array([0, 1, 5, 2])
+    for ignored in (-1, -100):
+        given = (scores, labels, None, np.array(ignored))
+        session = session_of(model_of(softmax_cross_entropy_loss_internal, given, {}))
+        with pytest.raises(Exception, match=rf"label\[2\] is 5, expected 0 to 4 or ignore_index {ignored}"):
+            run_in(session, softmax_cross_entropy_loss_internal, given)
+
+
+def test_a_type_of_results_that_is_not_that_of_the_scores_is_refused():
+    given = (np.zeros((4, 5), F32), np.zeros(4, np.int64))
+    with pytest.raises(Exception, match="output_type is 10, expected none or 1: float32 as scores are"):
+        run_in(
+            session_of(model_of(softmax_cross_entropy_loss_internal, given, {"output_type": 10})),
+            softmax_cross_entropy_loss_internal,
+            given,
+        )
 
 
 ACTIVATIONS = [op for op in OPERATORS.values() if op.module in ("activation", "gelu")]

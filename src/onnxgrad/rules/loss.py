@@ -1,8 +1,12 @@
-"""Losses of class labels: NegativeLogLikelihoodLoss, SoftmaxCrossEntropyLoss, and the gradient of its gradient."""
+"""Losses of class labels: NegativeLogLikelihoodLoss, SoftmaxCrossEntropyLoss and SoftmaxCrossEntropyLossInternal.
+
+And the gradient of their gradient.
+"""
 
 from onnxgrad.graph.builder import MICROSOFT, builder_at_work
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
+from onnxgrad.ops.softmax_cross_entropy_loss import NEVER_COUNTED
 from onnxgrad.rules import nondiff, op, vjp
 from onnxgrad.rules.normalization import share_along
 
@@ -12,7 +16,8 @@ class Samples:
 
     def __init__(self, n: NodeView, scores: Tensor, labels: Tensor, weights: Tensor | None) -> None:
         self.reduction, self.dtype = n.reduction, scores.dtype
-        ignored = None if n.ignore_index is None else labels.equals(n.ignore_index)
+        ignored_label = _ignored_label(n)
+        ignored = None if ignored_label is None else labels.equals(ignored_label)
         # An ignored sample may name a class that is none: it gets the first one, and counts for nothing.
         self.labels = labels if ignored is None else op.Where(ignored, 0, labels)
         self.counted = None if ignored is None else op.CastLike(~ignored, scores)
@@ -57,6 +62,18 @@ class Samples:
         return op.GatherGrad(op.Shape(weights), self.labels, each, axis=0)
 
 
+def _ignored_label(n: NodeView) -> int | None:
+    """The attribute ignore_index, or the input, which SoftmaxCrossEntropyLossGrad takes as an attribute."""
+    given = n.ignore_index
+    if n.node.op_type != "SoftmaxCrossEntropyLossInternal":
+        return None if given is None else int(given)
+    if given is None:
+        return NEVER_COUNTED
+    if given.constant is None:
+        raise ValueError("ignore_index is computed by the model, expected a constant")
+    return int(given.constant.item())
+
+
 def _likelihood(n: NodeView) -> Samples:
     return Samples(n, n.input, n.target, n.weight)
 
@@ -92,7 +109,8 @@ def _scores(g: Tensor | None, n: NodeView) -> Tensor | None:
     """Probabilities minus 1 at the right class; log_prob, where it is used, adds what LogSoftmax would."""
     g_log_prob, total = n.grad(1), None
     if g is not None:
-        ignored = -1 if n.ignore_index is None else n.ignore_index  # as in onnxruntime, where -1 never counts
+        ignored = _ignored_label(n)
+        ignored = NEVER_COUNTED if ignored is None else ignored  # as in onnxruntime
         total = op.SoftmaxCrossEntropyLossGrad(
             g, n.log_prob, n.labels, n.weights, reduction=n.reduction, ignore_index=ignored
         )
@@ -115,6 +133,15 @@ vjp(
     scores=_scores,
     labels=nondiff,
     weights=_weights,
+)
+vjp(
+    "SoftmaxCrossEntropyLossInternal",
+    domain=MICROSOFT,
+    outputs=("output", "log_prob"),
+    scores=_scores,
+    labels=nondiff,
+    weights=_weights,
+    ignore_index=nondiff,
 )
 
 

@@ -12,6 +12,7 @@ from onnxgrad.graph.recognition import recognise_gelu
 from onnxgrad.graph.transposes import move_transposes_behind_cuts
 from onnxgrad.prepared import finish, prepare
 from onnxgrad.train.forms import SEED, Statistics, to_inference_form, to_training_form
+from onnxgrad.train.fused_loss import fuse_losses
 from onnxgrad.train.losses import Total
 from onnxgrad.train.objective import append_loss
 from onnxgrad.train.products import use_permuted_products
@@ -77,6 +78,7 @@ def step_graph(
     _weights_to_inputs(final, [n for s in statistics for n in s.current])
     if by_tiles:
         use_permuted_products(final)
+    fuse_losses(final)
     return StepGraph(made.model, name, made.gradients, statistics, drops, wide)
 
 
@@ -96,6 +98,7 @@ def evaluation_graph(model: Any, loss: Total | str, step: StepGraph) -> Evaluati
     name = _make_output(builder, append_loss(builder, loss))
     _widen(graph, [name for name in step.gradients if name in graph.initializers], step.dtype)
     finished = finish(prepared)
+    fuse_losses(finished.graph)
     _weights_to_inputs(finished.graph, [*step.gradients, *(n for s in step.statistics for n in s.current)])
     return EvaluationGraph(finished, name, predictions)
 

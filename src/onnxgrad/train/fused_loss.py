@@ -1,0 +1,49 @@
+"""Cross entropies as one operator: SoftmaxCrossEntropyLoss, of which onnxruntime makes several nodes, is replaced."""
+
+import onnx_ir as ir
+
+from onnxgrad.graph.builder import MICROSOFT, Builder
+from onnxgrad.graph.transposes import STANDARD
+from onnxgrad.ops.softmax_cross_entropy_loss import NEVER_COUNTED
+
+
+def fuse_losses(graph: ir.Graph) -> int:
+    """Puts SoftmaxCrossEntropyLossInternal in place of every SoftmaxCrossEntropyLoss of the graph; how many.
+
+    A graph that is to be differentiated should keep them until then: so the gradients are those of the standard
+    operator.
+    """
+    builder = Builder(graph, dict(graph.opset_imports))
+    losses = [node for node in graph if node.op_type == "SoftmaxCrossEntropyLoss" and node.domain in STANDARD]
+    for node in losses:
+        _fuse(builder, node)
+    if losses:
+        graph.opset_imports.setdefault(MICROSOFT, 1)
+    return len(losses)
+
+
+def _fuse(builder: Builder, node: ir.Node) -> None:
+    given, reduction = node.attributes.get("ignore_index"), node.attributes.get("reduction")
+    scores, labels, *weights = node.inputs
+    # Always given: nodes that share an ONNX function should agree on what they have.
+    ignored = NEVER_COUNTED if given is None else given.as_int()
+    constant = builder.constant(ignored, ir.DataType.INT64).value
+    producer = constant.producer()
+    assert producer is not None
+    inputs = [scores, labels, weights[0] if weights else None, constant]
+    attributes = [] if reduction is None else [ir.AttrString("reduction", reduction.as_string())]
+    fused = ir.Node(
+        MICROSOFT,
+        "SoftmaxCrossEntropyLossInternal",
+        inputs,
+        attributes,
+        num_outputs=len(node.outputs),
+        name=f"{node.name}_fused",
+    )
+    graph = builder.graph
+    graph.remove(producer)  # the builder has appended it; it must come before what uses it
+    graph.insert_before(node, [producer, fused])
+    for old, new in zip(node.outputs, fused.outputs, strict=True):
+        new.name, new.type, new.shape = old.name, old.type, old.shape
+        old.replace_all_uses_with(new, replace_graph_outputs=True)
+    graph.remove(node, safe=True)
