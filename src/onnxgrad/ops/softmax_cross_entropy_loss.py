@@ -45,7 +45,9 @@ def _check_samples(
             f"{list(given.dims)}"
         )
     if weight is not None and weight.dims is not None and not agree(weight.dims, given.dims[1:2]):
-        raise ValueError(f"{weight_name} has shape {list(weight.dims)}, expected {list(given.dims[1:2])}, one per class")
+        raise ValueError(
+            f"{weight_name} has shape {list(weight.dims)}, expected {list(given.dims[1:2])}, one per class"
+        )
     return samples if label.dims is None else label.dims
 
 
@@ -82,7 +84,9 @@ def _internal_shapes(
 def check_output_type(dtype: str, output_type: int | None) -> None:
     """Refuses a type of the results that is not that of the scores, given by NumPy's name."""
     if output_type is not None and output_type != ELEMENT_TYPES[dtype]:
-        raise ValueError(f"output_type is {output_type}, expected none or {ELEMENT_TYPES[dtype]}: {dtype} as scores are")
+        raise ValueError(
+            f"output_type is {output_type}, expected none or {ELEMENT_TYPES[dtype]}: {dtype} as scores are"
+        )
 
 
 def ignored_label(ignore_index: Array | None) -> int:

@@ -23,27 +23,27 @@ def fuse_losses(graph: ir.Graph) -> int:
 
 
 def _fuse(builder: Builder, node: ir.Node) -> None:
-    given, reduction = node.attributes.get("ignore_index"), node.attributes.get("reduction")
     scores, labels, *weights = node.inputs
-    # Always given: nodes that share an ONNX function should agree on what they have.
-    ignored = NEVER_COUNTED if given is None else given.as_int()
-    constant = builder.constant(ignored, ir.DataType.INT64).value
-    producer = constant.producer()
-    assert producer is not None
-    inputs = [scores, labels, weights[0] if weights else None, constant]
-    attributes = [] if reduction is None else [ir.AttrString("reduction", reduction.as_string())]
+    given, reduction = node.attributes.get("ignore_index"), node.attributes.get("reduction")
+    # Always there, since nodes that share an ONNX function had better agree on what they have.
+    number = ir.AttrInt64("value_int", NEVER_COUNTED if given is None else given.as_int())
+    ignored = ir.Node("", "Constant", [], [number], num_outputs=1, name=f"{node.name}_ignored")
+    value = ignored.outputs[0]
+    value.name, value.dtype, value.shape = (
+        builder.fresh_value_name(f"{node.name}_ignored"),
+        ir.DataType.INT64,
+        ir.Shape([]),
+    )
     fused = ir.Node(
         MICROSOFT,
         "SoftmaxCrossEntropyLossInternal",
-        inputs,
-        attributes,
+        [scores, labels, weights[0] if weights else None, value],
+        [] if reduction is None else [ir.AttrString("reduction", reduction.as_string())],
         num_outputs=len(node.outputs),
         name=f"{node.name}_fused",
     )
-    graph = builder.graph
-    graph.remove(producer)  # the builder has appended it; it must come before what uses it
-    graph.insert_before(node, [producer, fused])
+    builder.graph.insert_before(node, [ignored, fused])
     for old, new in zip(node.outputs, fused.outputs, strict=True):
         new.name, new.type, new.shape = old.name, old.type, old.shape
         old.replace_all_uses_with(new, replace_graph_outputs=True)
-    graph.remove(node, safe=True)
+    builder.graph.remove(node, safe=True)
