@@ -85,10 +85,10 @@ def of_recurrent_gradients(operator, case, name):
     return np.finfo(np.float32).eps * (gates * S + S * N) * largest
 
 
-def of_normalization(operator, case, name):
+def of_harness(operator, case, name):
     """Two right kernels are each as far from the definition as the harness allows."""
     op, given = OPERATORS[operator], arrays(operator, case["inputs"])
-    _, bounds = checks.expect(op, *[given[i.name] for i in op.inputs], **case["attributes"])
+    _, bounds = checks.expect(op, *[given.get(i.name) for i in op.inputs], **case["attributes"])
     return 2 * bounds[op.output_names.index(name)]
 
 
@@ -136,9 +136,10 @@ ALLOWED = {
     "GRUGrad": of_recurrent_gradients,
     "LSTMTraining": of_states,
     "SoftmaxCrossEntropyLossGrad": of_probabilities,
+    "SoftmaxCrossEntropyLossInternal": of_harness,
     "LSTMGrad": of_recurrent_gradients,
-    "LayerNormalizationGrad": of_normalization,
-    "SimplifiedLayerNormalizationGrad": of_normalization,
+    "LayerNormalizationGrad": of_harness,
+    "SimplifiedLayerNormalizationGrad": of_harness,
 }
 
 

@@ -53,7 +53,7 @@ def run(operator: str, case: Case, domain: str = "com.microsoft") -> list[np.nda
     names = [name if name in given else "" for name in case.inputs]
     node = helper.make_node(operator, names, outputs, domain=domain, **case.attributes)
     values = [helper.make_tensor_value_info(name, kinds[name], array.shape) for name, array in given.items()]
-    T = kinds.get("dY", kinds.get("dy", kinds.get("X", kinds.get("a_shape"))))
+    T = next((kinds[name] for name in ("dY", "dy", "X", "scores", "a_shape") if name in kinds), None)
     results = [helper.make_tensor_value_info(name, T, None) for name in outputs if name]
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
     graph = helper.make_graph([node], "one", values, results)

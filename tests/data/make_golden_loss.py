@@ -1,4 +1,4 @@
-"""Runs onnxruntime-training 1.19.2 on cases of SoftmaxCrossEntropyLossGrad and stores what it gives in golden/."""
+"""Runs onnxruntime-training 1.19.2 on cases of SoftmaxCrossEntropyLossInternal and its gradient, for golden/."""
 
 import itertools
 from collections.abc import Iterator
@@ -8,7 +8,10 @@ import make_golden
 import numpy as np
 from make_golden import Case, floats, ints, some_indices, write
 
-make_golden.OUTPUTS |= {"SoftmaxCrossEntropyLossGrad": ("d_logits",)}
+make_golden.OUTPUTS |= {
+    "SoftmaxCrossEntropyLossGrad": ("d_logits",),
+    "SoftmaxCrossEntropyLossInternal": ("output", "log_prob"),
+}
 
 
 def loss_case(
@@ -48,6 +51,19 @@ def loss_cases() -> Iterator[Case]:
     yield loss_case("weight of other length", (4, 3), weight=short, label=ints([0, 1, 0, 1]), invalid="weight is short")
 
 
+def forward_cases() -> Iterator[Case]:
+    """The same labels and weights; scores in place of log_prob, and ignore_index is an input."""
+    for case in loss_cases():
+        given, settings = case.inputs, dict(case.attributes)
+        ignored = settings.pop("ignore_index", None)
+        scores = floats(f"{case.name} scores", *given["log_prob"].shape, dtype=given["log_prob"].dtype) * 3
+        inputs = {"scores": scores, "labels": given["label"], "weights": given["weight"]}
+        inputs["ignore_index"] = None if ignored is None else ints(ignored)
+        yield Case(case.name, inputs, settings, invalid=case.invalid)
+
+
 if __name__ == "__main__":
-    done, cannot, differs = write("SoftmaxCrossEntropyLossGrad", loss_cases())
-    print("SoftmaxCrossEntropyLossGrad", done, "cases; could not run:", cannot, "breaks the contract:", differs)
+    makers = {"SoftmaxCrossEntropyLossGrad": loss_cases, "SoftmaxCrossEntropyLossInternal": forward_cases}
+    for operator, cases in makers.items():
+        done, cannot, differs = write(operator, cases())
+        print(operator, done, "cases; could not run:", cannot, "breaks the contract:", differs)
