@@ -101,7 +101,8 @@ ITS_GRADIENTS = """
     GatherGrad GatherNDGrad GeluGrad InvertibleLayerNormalizationGrad LSTMGrad LSTMTraining LayerNormalizationGrad
     LeakyReluGrad LogSoftmaxGrad LogSoftmaxGrad_13 PythonOpGrad QuickGeluGrad ReduceSumTraining ReluGrad ResizeGrad
     SigmoidGrad SimplifiedLayerNormalizationGrad SliceGrad SoftmaxCrossEntropyGrad SoftmaxCrossEntropyLossGrad
-    SoftmaxCrossEntropyLossInternal SoftmaxCrossEntropyLossInternalGrad SoftmaxDropoutGrad SoftmaxGrad SoftmaxGrad_13 SplitTraining TanhGrad
+    SoftmaxCrossEntropyLossInternal SoftmaxCrossEntropyLossInternalGrad SoftmaxDropoutGrad SoftmaxGrad SoftmaxGrad_13
+    SplitTraining TanhGrad
 """
 
 
