@@ -159,7 +159,7 @@ def scored(shape, dtype=np.float32, weighted=True, ignored=None, index=np.int64,
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", [*SHAPES, (65, 31), (5, 32), (3, 64), (4, 97), (2000, 9)], ids=str)
 def test_loss_of_shapes_and_types(shape, dtype):
     check(LOSS, *scored(shape, dtype))
 

@@ -1,8 +1,7 @@
-"""The softmax cross entropy on the CPU: labels are checked and counted, then numbers are gone through from cache.
+"""The softmax cross entropy on the CPU: labels are checked and counted, then numbers are gone through.
 
-SoftmaxCrossEntropyLossInternal reads a sample's scores once from memory, for the highest, then from cache: for the sum
-of exponentials, and to write their logarithms. SoftmaxCrossEntropyLossGrad goes through log_prob once. Where samples
-lie side by side in memory, a block of them goes through all classes together.
+SoftmaxCrossEntropyLossInternal is core/cross_entropy.py. SoftmaxCrossEntropyLossGrad goes through log_prob once; where
+samples lie side by side in memory, a block of them goes through all classes together.
 """
 
 import math
@@ -10,19 +9,18 @@ import math
 import numpy as np
 
 from onnxgrad.arguments import label_error
-from onnxgrad.cpu.core.activate import exp, probability
+from onnxgrad.cpu.core.activate import probability
+from onnxgrad.cpu.core.cross_entropy import LABELS, count_samples, cross_entropy
 from onnxgrad.cpu.core.halves import flat, load, store
-from onnxgrad.cpu.core.jit import inlined, int64, native
+from onnxgrad.cpu.core.jit import int64, native
 from onnxgrad.cpu.core.parallel import parallel
 from onnxgrad.memory import workspace
 from onnxgrad.ops.softmax_cross_entropy_loss import check_output_type, ignored_label
 from onnxgrad.tensor_types import Array
 from onnxgrad.threads import NOTHING_WRONG, launch
 
-LABELS = 1 << 16  # of one task
 TASK = 1 << 14  # elements of one task, at least
 COLUMNS = 256  # of one block, at most
-LANES = 32  # highest scores and sums of a row, side by side, so that it goes through the machine's vectors
 NO_CLASS = np.int32(-1)
 
 
@@ -45,183 +43,9 @@ def softmax_cross_entropy_loss_internal(
     how = (weights is not None, reduction == "none", reduction == "mean", log_prob is not None, ignored)
     arrays = (scores, labels, scores if weights is None else weights, output, scores if log_prob is None else log_prob)
     touched = scores.nbytes * (1 if log_prob is None else 2) + labels.nbytes
-    position = launch(_loss, *(flat(a) for a in arrays), sizes, how, bytes_touched=touched)
+    position = launch(cross_entropy, *(flat(a) for a in arrays), sizes, how, bytes_touched=touched)
     if position != NOTHING_WRONG:
         raise label_error(labels.shape, position, labels.flat[position], classes, ignored)
-
-
-@native
-def _loss(
-    scores: Array,
-    labels: Array,
-    weights: Array,
-    output: Array,
-    log_prob: Array,
-    sizes: tuple[int, ...],
-    how: tuple[bool, bool, bool, bool, int],
-    scheduler: int,
-) -> int:
-    samples, classes, inner = sizes
-    weighted, each_has_its_own, is_mean, _, ignore_index = how
-    tasks = (labels.size + LABELS - 1) // LABELS
-    first_bad = np.empty(tasks, np.int64)
-    totals = np.empty(tasks, np.float64)
-    parallel(scheduler, tasks, _count, (labels, weights, classes, ignore_index, weighted, first_bad, totals))
-    total = 0.0
-    for task in range(tasks):
-        if first_bad[task] >= 0:
-            return first_bad[task]
-        total += totals[task]
-    if scores.size == 0:  # there are no samples, or no classes, and then all samples are ignored
-        for i in range(output.size):
-            store(output, i, 0)
-        return int64(-1)
-    work = (scores, labels, weights, output, log_prob)
-    width = min(COLUMNS, inner)
-    blocks = samples * ((inner + width - 1) // width)
-    per_task = max(1, TASK // (classes * width))
-    tasks = (blocks + per_task - 1) // per_task
-    losses = np.empty(tasks, np.float64)
-    if inner == 1:
-        parallel(scheduler, tasks, _loss_of_rows, (*work, losses, sizes, how, per_task))
-    else:
-        parallel(scheduler, tasks, _loss_of_columns, (*work, losses, sizes, how, per_task))
-    if not each_has_its_own:
-        loss = 0.0
-        for task in range(tasks):
-            loss += losses[task]
-        store(output, 0, type(load(scores, 0))(loss / total if is_mean and total != 0 else loss))
-    return int64(-1)
-
-
-@inlined
-def _highest(scores: Array, at: int, size: int, lanes: Array) -> float:
-    """The largest of a row's scores; NaN are passed over."""
-    highest = type(load(scores, at))(-math.inf)
-    whole = size // LANES * LANES
-    if whole > 0:
-        for k in range(LANES):
-            store(lanes, k, highest)
-        for i in range(0, whole, LANES):
-            for k in range(LANES):
-                x, before = load(scores, at + i + k), load(lanes, k)
-                store(lanes, k, x if x > before else before)
-        for k in range(LANES):
-            highest = lanes[k] if lanes[k] > highest else highest
-    for i in range(whole, size):
-        x = load(scores, at + i)
-        highest = x if x > highest else highest
-    return highest
-
-
-@inlined
-def _sum_of_powers(scores: Array, at: int, size: int, highest: float, lanes: Array) -> float:
-    """The sum of e to the power of each score's difference to the highest one."""
-    total = 0.0
-    whole = size // LANES * LANES
-    if whole > 0:
-        for k in range(LANES):
-            store(lanes, k, 0)
-        for i in range(0, whole, LANES):
-            for k in range(LANES):
-                store(lanes, k, load(lanes, k) + exp(load(scores, at + i + k) - highest))
-        for k in range(LANES):
-            total += lanes[k]
-    for i in range(size - whole):
-        store(lanes, i, exp(load(scores, at + whole + i) - highest))
-    for i in range(size - whole):
-        total += lanes[i]
-    return total
-
-
-@native
-def _loss_of_rows(
-    task: int,
-    scores: Array,
-    labels: Array,
-    weights: Array,
-    output: Array,
-    log_prob: Array,
-    losses: Array,
-    sizes: tuple[int, ...],
-    how: tuple[bool, bool, bool, bool, int],
-    per_task: int,
-) -> None:
-    samples, classes, _ = sizes
-    weighted, each_has_its_own, _, is_kept, ignore_index = how
-    number_type = type(load(scores, 0))  # float32 for half numbers
-    lanes = np.empty(LANES, number_type)
-    together = 0.0
-    for row in range(task * per_task, min(samples, (task + 1) * per_task)):
-        at, chosen = row * classes, int64(load(labels, row))
-        loss = 0.0
-        if is_kept or chosen != ignore_index:
-            highest = _highest(scores, at, classes, lanes)
-            log_of_sum = math.log(_sum_of_powers(scores, at, classes, highest, lanes))
-            if is_kept:
-                rest = number_type(log_of_sum)
-                for i in range(classes):
-                    store(log_prob, at + i, load(scores, at + i) - highest - rest)
-            if chosen != ignore_index:
-                loss = log_of_sum - (load(scores, at + chosen) - highest)
-                loss *= load(weights, chosen) if weighted else 1.0
-        together += loss
-        if each_has_its_own:
-            store(output, row, number_type(loss))
-    losses[task] = together
-
-
-@native
-def _loss_of_columns(
-    task: int,
-    scores: Array,
-    labels: Array,
-    weights: Array,
-    output: Array,
-    log_prob: Array,
-    losses: Array,
-    sizes: tuple[int, ...],
-    how: tuple[bool, bool, bool, bool, int],
-    per_task: int,
-) -> None:
-    samples, classes, inner = sizes
-    weighted, each_has_its_own, _, is_kept, ignore_index = how
-    number_type = type(load(scores, 0))  # float32 for half numbers
-    width = min(COLUMNS, inner)
-    across = (inner + width - 1) // width
-    highest, sums = np.empty(width, number_type), np.empty(width, number_type)
-    together = 0.0
-    for block in range(task * per_task, min(samples * across, (task + 1) * per_task)):
-        first = block % across * width
-        count = min(width, inner - first)
-        sample = block // across * inner + first
-        at = block // across * classes * inner + first
-        for j in range(count):
-            store(highest, j, load(scores, at + j))
-            store(sums, j, 0)
-        for i in range(1, classes):
-            for j in range(count):
-                x, before = load(scores, at + i * inner + j), load(highest, j)
-                store(highest, j, x if x > before else before)
-        for i in range(classes):
-            for j in range(count):
-                store(sums, j, load(sums, j) + exp(load(scores, at + i * inner + j) - load(highest, j)))
-        for j in range(count):
-            log_of_sum = math.log(np.float64(load(sums, j)))
-            store(sums, j, number_type(log_of_sum))
-            chosen, loss = int64(load(labels, sample + j)), 0.0
-            if chosen != ignore_index:
-                loss = log_of_sum - (load(scores, at + chosen * inner + j) - load(highest, j))
-                loss *= load(weights, chosen) if weighted else 1.0
-            together += loss
-            if each_has_its_own:
-                store(output, sample + j, number_type(loss))
-        if is_kept:
-            for i in range(classes):
-                for j in range(count):
-                    x = load(scores, at + i * inner + j)
-                    store(log_prob, at + i * inner + j, x - load(highest, j) - load(sums, j))
-    losses[task] = together
 
 
 def softmax_cross_entropy_loss_grad(
@@ -261,7 +85,7 @@ def _gradient(
     tasks = (label.size + LABELS - 1) // LABELS
     first_bad = np.empty(tasks, np.int64)
     totals = np.empty(tasks, np.float64)
-    parallel(scheduler, tasks, _count, (label, weight, classes, ignore_index, weighted, first_bad, totals))
+    parallel(scheduler, tasks, count_samples, (label, weight, classes, ignore_index, weighted, first_bad, totals))
     total = 0.0
     for task in range(tasks):
         if first_bad[task] >= 0:
@@ -281,30 +105,6 @@ def _gradient(
         per_task = max(1, TASK // (classes * width))
         parallel(scheduler, (blocks + per_task - 1) // per_task, _columns, (*work, per_task))
     return int64(-1)
-
-
-@native
-def _count(
-    task: int,
-    label: Array,
-    weight: Array,
-    classes: int,
-    ignore_index: int,
-    weighted: bool,
-    first_bad: Array,
-    totals: Array,
-) -> None:
-    """What the samples count for together, in float64, and the first label that is no class."""
-    total, bad = 0.0, int64(-1)
-    for i in range(task * LABELS, min(label.size, (task + 1) * LABELS)):
-        chosen = int64(load(label, i))
-        if chosen == ignore_index:
-            continue
-        if chosen < 0 or chosen >= classes:
-            bad = int64(i)
-            break
-        total += load(weight, chosen) if weighted else 1.0
-    first_bad[task], totals[task] = bad, total
 
 
 @native
