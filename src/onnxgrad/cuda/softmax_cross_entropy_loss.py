@@ -90,25 +90,31 @@ def _losses(
     start_of = (line // inner) * (classes * inner) + line % inner
     step = tl.arange(0, LENGTH).to(KIND)
     lowest = float("-inf")
-    highest = tl.full([LINES], lowest, WORK)
-    total = tl.zeros([LINES], WORK)
-    for start in range(0, classes, LENGTH):
-        here = exists[:, None] & (start + step < classes)[None, :]
-        at = start_of[:, None] + ((start + step) * inner)[None, :]
+    if ONE_TILE:
+        here = exists[:, None] & (step < classes)[None, :]
+        at = start_of[:, None] + (step * inner)[None, :]
         x = tl.load(scores + at, here, other=lowest).to(WORK)
-        highest = tl.maximum(highest, tl.max(x, 1))
-        if ONE_TILE:
-            shifted = x - highest[:, None]
-            total = tl.sum(tl.where(here, exp(shifted), 0), 1)
-            if KEPT:
-                result = shifted - _log(total)[:, None].to(WORK)
-                tl.store(log_prob + at, to_type(result, log_prob.dtype.element_ty), here)
-    if not ONE_TILE:
+        highest = tl.max(x, 1)
+        shifted = x - highest[:, None]
+        total = tl.sum(tl.where(here, exp(shifted), 0), 1)
+        if KEPT:
+            result = shifted - _log(total)[:, None].to(WORK)
+            tl.store(log_prob + at, to_type(result, log_prob.dtype.element_ty), here)
+    else:
+        # What loops gather is as wide as a tile: Triton 3.6 fails on some of those that reduce tiles of float64.
+        highest_at = tl.full([LINES, LENGTH], lowest, WORK)
+        for start in range(0, classes, LENGTH):
+            here = exists[:, None] & (start + step < classes)[None, :]
+            at = start_of[:, None] + ((start + step) * inner)[None, :]
+            highest_at = tl.maximum(highest_at, tl.load(scores + at, here, other=lowest).to(WORK))
+        highest = tl.max(highest_at, 1)
+        total_at = tl.zeros([LINES, LENGTH], WORK)
         for start in range(0, classes, LENGTH):
             here = exists[:, None] & (start + step < classes)[None, :]
             at = start_of[:, None] + ((start + step) * inner)[None, :]
             x = tl.load(scores + at, here, other=lowest).to(WORK)
-            total += tl.sum(tl.where(here, exp(x - highest[:, None]), 0), 1)
+            total_at += tl.where(here, exp(x - highest[:, None]), 0)
+        total = tl.sum(total_at, 1)
         if KEPT:
             rest = _log(total)[:, None].to(WORK)
             for start in range(0, classes, LENGTH):
