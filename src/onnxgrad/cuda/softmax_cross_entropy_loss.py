@@ -1,9 +1,9 @@
 """The softmax cross entropy on CUDA, a program for some samples each.
 
-SoftmaxCrossEntropyLossInternal goes along the classes for the highest score, for the sum of exponentials and to write
-their logarithms, but reads only once what fits into one tile. Each program leaves the sum of its losses, and one adds
-these up, always in the same order. For SoftmaxCrossEntropyLossGrad, what samples count for is added up, then log_prob
-goes through once.
+SoftmaxCrossEntropyLossInternal goes along the classes once for the highest score and the sum of exponentials, and once
+more to write their logarithms, but reads only once what fits into one tile. Each program leaves the sum of its losses,
+and one adds these up, always in the same order. For SoftmaxCrossEntropyLossGrad, what samples count for is added up,
+then log_prob goes through once.
 """
 
 import math
@@ -103,18 +103,17 @@ def _losses(
     else:
         # What loops gather is as wide as a tile: Triton 3.6 fails on some of those that reduce tiles of float64.
         highest_at = tl.full([LINES, LENGTH], lowest, WORK)
-        for start in range(0, classes, LENGTH):
-            here = exists[:, None] & (start + step < classes)[None, :]
-            at = start_of[:, None] + ((start + step) * inner)[None, :]
-            highest_at = tl.maximum(highest_at, tl.load(scores + at, here, other=lowest).to(WORK))
-        highest = tl.max(highest_at, 1)
-        total_at = tl.zeros([LINES, LENGTH], WORK)
+        total_at = tl.zeros([LINES, LENGTH], WORK)  # of exponentials of differences to the highest so far
         for start in range(0, classes, LENGTH):
             here = exists[:, None] & (start + step < classes)[None, :]
             at = start_of[:, None] + ((start + step) * inner)[None, :]
             x = tl.load(scores + at, here, other=lowest).to(WORK)
-            total_at += tl.where(here, exp(x - highest[:, None]), 0)
-        total = tl.sum(total_at, 1)
+            higher = tl.maximum(highest_at, x)
+            origin = tl.where(higher == lowest, 0, higher)  # -inf has no difference to itself
+            total_at = total_at * exp(highest_at - origin) + exp(x - origin)
+            highest_at = higher
+        highest = tl.max(highest_at, 1)
+        total = tl.sum(total_at * exp(highest_at - tl.where(highest == lowest, 0, highest)[:, None]), 1)
         if KEPT:
             rest = _log(total)[:, None].to(WORK)
             for start in range(0, classes, LENGTH):
