@@ -33,7 +33,7 @@ from bench.training_steps import onnxgrad_step, torch_step
 
 FILE = Path(__file__).with_name("training.csv")
 # Turns are short: on a machine shared with others some of every side fall into quiet moments.
-FULL, QUICK = Effort(60, 9.0), Effort(12, 1.0)
+FULL, QUICK = Effort(200, 9.0), Effort(12, 1.0)
 STEPS, CLOSE = 5, 1e-3  # losses that are compared, and how far they may be apart
 
 
