@@ -82,15 +82,17 @@ def _pack(
     packed: Array,
     at: int,
 ) -> None:
+    """Up to a panel of the left matrix, or of the right one."""
+    arguments = source, start, line, step, lines, depth, factor, packed, at
     if what == LEFT:
         if step == 1:
-            _pack_left_along(source, start, line, step, lines, depth, factor, packed, at)
+            _pack_left_along(*arguments)
         else:
-            _pack_left(source, start, line, step, lines, depth, factor, packed, at)
+            _pack_left(*arguments)
     elif step == 1:
-        _pack_right_along(source, start, line, step, lines, depth, factor, packed, at)
+        _pack_right_along(*arguments)
     else:
-        _pack_right(source, start, line, step, lines, depth, factor, packed, at)
+        _pack_right(*arguments)
 
 
 @native
@@ -130,68 +132,17 @@ def _multiply(
     whole: int,
 ) -> bool:
     """`multiply_panels`, or `multiply_and_pack`; all of memory by address, since a call counts references to arrays."""
+    product = left, right, blocks, c, row, first, first_row, has_first, is_checked
+    packing = source, apart, factor, packed, whole
     if what == NOTHING:
-        return multiply_panels(left, right, blocks, c, row, first, first_row, has_first, is_checked)
+        return multiply_panels(product)
     if what == LEFT:
         if is_along:
-            return multiply_and_pack(
-                1,
-                1,
-                left,
-                right,
-                blocks,
-                c,
-                row,
-                first,
-                first_row,
-                has_first,
-                is_checked,
-                source,
-                apart,
-                factor,
-                packed,
-                whole,
-            )
-        return multiply_and_pack(
-            1,
-            0,
-            left,
-            right,
-            blocks,
-            c,
-            row,
-            first,
-            first_row,
-            has_first,
-            is_checked,
-            source,
-            apart,
-            factor,
-            packed,
-            whole,
-        )
+            return multiply_and_pack(1, 1, product, packing)
+        return multiply_and_pack(1, 0, product, packing)
     if is_along:
-        return multiply_and_pack(
-            0,
-            1,
-            left,
-            right,
-            blocks,
-            c,
-            row,
-            first,
-            first_row,
-            has_first,
-            is_checked,
-            source,
-            apart,
-            factor,
-            packed,
-            whole,
-        )
-    return multiply_and_pack(
-        0, 0, left, right, blocks, c, row, first, first_row, has_first, is_checked, source, apart, factor, packed, whole
-    )
+        return multiply_and_pack(0, 1, product, packing)
+    return multiply_and_pack(0, 0, product, packing)
 
 
 @native

@@ -146,67 +146,39 @@ class _PanelWriter:
 
 
 @machine_code
-def multiply_panels(
-    typing_context: Any,
-    left: Any,
-    right: Any,
-    blocks: Any,
-    c: Any,
-    row: Any,
-    first: Any,
-    first_row: Any,
-    has_first: Any,
-    is_checked: Any,
-) -> Any:
-    """c = first + left · right for panels at these addresses, c's rows `row` numbers apart.
+def multiply_panels(typing_context: Any, product: Any) -> Any:
+    """c = first + left · right for panels, given by addresses.
 
-    `first` may be c itself, or one row again and again if `first_row` is 0; without it sums begin with 0.
-    If c `is_checked`, this gives whether all of it is finite, which takes as long as a block.
-    Between `begin_tiles` and `end_tiles`. What is packed begins on a cache line: it takes four times as long if not.
+    `product` is left, right, the number of blocks, c, how many numbers its rows are apart, first, how many its rows are
+    apart, whether there is a first, and whether to check c. `first` may be c itself, or one row again and again if its
+    rows are 0 apart; without it sums begin with 0. If c is checked, this gives whether all of it is finite, which takes
+    as long as a block. Between `begin_tiles` and `end_tiles`. What is packed begins on a cache line: it takes four
+    times as long if not.
     """
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
-        from_left, from_right, count, to, to_row, *begin, checks = values
+        from_left, from_right, count, to, to_row, *begin, checks = cgutils.unpack_tuple(builder, values[0])
         panels = _PanelWriter(builder, from_left, from_right, to, to_row)
         panels.begin(*begin)
         with cgutils.for_range(builder, count, intp=INT64) as loop:
             panels.block(loop.index)
         return panels.end(checks)
 
-    n = types.int64
-    return types.boolean(n, n, n, n, n, n, n, types.boolean, types.boolean), generate
+    return types.boolean(product), generate
 
 
 @machine_code
-def multiply_and_pack(
-    typing_context: Any,
-    is_left: Any,
-    is_along: Any,
-    left: Any,
-    right: Any,
-    blocks: Any,
-    c: Any,
-    row: Any,
-    first: Any,
-    first_row: Any,
-    has_first: Any,
-    is_checked: Any,
-    source: Any,
-    apart: Any,
-    factor: Any,
-    packed: Any,
-    whole: Any,
-) -> Any:
+def multiply_and_pack(typing_context: Any, is_left: Any, is_along: Any, product: Any, packing: Any) -> Any:
     """`multiply_panels`, and in the shade of it `pack_tile` for a panel that is needed later.
 
-    The tile unit works on its own; meanwhile vectors pack so many `whole` blocks, no more than are multiplied.
+    The tile unit works on its own; meanwhile vectors pack. `packing` is source, how far apart, factor, where to, as
+    `pack_tile` has them, and how many whole blocks to pack, no more than are multiplied.
     """
     is_of_left, along = bool(is_left.literal_value), bool(is_along.literal_value)
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
-        _, _, from_left, from_right, count, to, to_row, *begin, checks, from_, distance, scale, to_packed, packs = (
-            values
-        )
+        from_left, from_right, count, to, to_row, *begin, checks = cgutils.unpack_tuple(builder, values[2])
+        from_, distance, scale, to_packed, packs = cgutils.unpack_tuple(builder, values[3])
         panels = _PanelWriter(builder, from_left, from_right, to, to_row)
         w = panels.writer
         packer = TilePacker(builder, is_of_left, along, distance, w.everywhere(scale))
@@ -231,9 +203,7 @@ def multiply_and_pack(
             panels.block(number)
         return panels.end(checks)
 
-    n = types.int64
-    fixed = (n, n, n, n, n, n, n, types.boolean, types.boolean, n, n, types.float32, n, n)
-    return types.boolean(is_left, is_along, *fixed), generate
+    return types.boolean(is_left, is_along, product, packing), generate
 
 
 def _spread(pieces: list[Piece], times: int) -> list[Piece]:
