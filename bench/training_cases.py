@@ -92,7 +92,7 @@ class Size:
 
 @dataclass(frozen=True)
 class TrainingCase:
-    """A network; `small` is its like that costs nothing, to have everything loaded and compiled."""
+    """A network; `small` is its like that costs little, yet large enough to have everything loaded and compiled."""
 
     name: str
     work: str
@@ -136,18 +136,18 @@ CASES = (
         "transformer",
         "Transformer encoder: 4 layers, 256 wide, S128 N16",
         Size(lambda: Encoder(5000, 128, 256, 4), lambda: _tokens(5000, 16, 128)),
-        Size(lambda: Encoder(50, 4, 8, 1), lambda: _tokens(50, 2, 4)),
+        Size(lambda: Encoder(50, 32, 128, 1), lambda: _tokens(50, 2, 32)),
     ),
     TrainingCase(
         "mlp",
         "MLP: 784-1024-1024-10, N128",
         Size(lambda: _mlp(784, 1024), lambda: _numbers(128, 784)),
-        Size(lambda: _mlp(4, 4), lambda: _numbers(2, 4)),
+        Size(lambda: _mlp(64, 64), lambda: _numbers(32, 64)),
     ),
     TrainingCase(
         "cnn",
         "CNN: two 5×5 convolutions with 32 and 64 channels, 28×28, N64",
         Size(lambda: _cnn(32), lambda: _numbers(64, 1, 28, 28)),
-        Size(lambda: _cnn(1), lambda: _numbers(2, 1, 28, 28)),
+        Size(lambda: _cnn(4), lambda: _numbers(32, 1, 28, 28)),
     ),
 )

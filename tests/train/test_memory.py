@@ -23,7 +23,7 @@ def trained(path, width):
         trainer.step({"x": np.ones((1, width), np.float32), "target": np.zeros((1, width), np.float32)})
     return trainer
 
-trained(sys.argv[1], 3)
+trained(sys.argv[1], 64)  # loads libraries and kernels
 before = resident()
 trainer = trained(sys.argv[2], int(sys.argv[3]))
 print((resident() - before) * 1024)
@@ -40,8 +40,8 @@ def linear(width: int, path: Path) -> Path:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not tell how much memory is held")
 def test_what_is_held(tmp_path):
-    small, large = linear(3, tmp_path / "small.onnx"), linear(WIDTH, tmp_path / "large.onnx")
+    small, large = linear(64, tmp_path / "small.onnx"), linear(WIDTH, tmp_path / "large.onnx")
     command = [sys.executable, "-c", PROGRAM, small, large, str(WIDTH)]
     held = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     weights = 4 * WIDTH**2
-    assert 4 * weights < held + (1 << 20) < 4.3 * weights  # the weight, its gradient, m and v
+    assert 4 * weights < held + (1 << 20) < 4.15 * weights  # the weight, its gradient, m and v
