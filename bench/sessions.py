@@ -104,13 +104,19 @@ def _smallest_sessions(case: Case) -> list[list[Any]]:
     given = case.inputs()
     expected: Any = case.op(*given.values())
     outputs = [t._replace(shape=e.shape) for t, e in zip(output_types(case, given), expected, strict=True)]
-    total = outputs[0]._replace(name="total", shape=next(iter(given.values())).shape)  # type: ignore[union-attr]
+    shape = next(array.shape for array in given.values() if array is not None)
+    total = outputs[0]._replace(name="total", shape=shape)
     peers: dict[str, OrtTrainingPeer] = {}
     sides: dict[str, Any] = {}
-    makers = [lambda: OrtTrainingPeer(threads), lambda: StockPeer(threads, True), lambda: StockPeer(threads, False)]
-    for make in makers:
+    for make in (
+        lambda: OrtTrainingPeer(threads),
+        lambda: StockPeer(threads, oldest=True),
+        lambda: StockPeer(threads, oldest=False),
+    ):
         try:
-            name = f"{make().name} {make().version()}"
+            asked = make()
+            name = f"{asked.name} {asked.version()}"
+            asked.close()
             for operator, results in (("add", [total]), (case.operator, outputs)):
                 peer = peers[f"{name} {operator}"] = make()
                 sides[f"{name} {operator}"], got = peer.prepare(operator, given, {}, results)

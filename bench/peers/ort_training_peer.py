@@ -19,8 +19,6 @@ HOW_TO_GET_IT = "onnxruntime-training is not installed: make .venv-peer/ready ge
 # What the kernels of 1.19.2 ask for where the contract is wider.
 EXTRA_ATTRIBUTES = {"activations": ["sigmoid", "tanh"], "direction": "forward"}
 
-OURS = "com.microsoft"
-
 # Its own words for what it cannot do, and ours.
 REASONS = {"narrowing_error": "it has no negative steps on the innermost axis"}
 
@@ -45,7 +43,7 @@ class OrtTrainingPeer:
             {
                 "do": "prepare",
                 "operator": _onnx_name(operator),
-                "domain": "" if operator == "add" else OURS,
+                "domain": "" if operator == "add" else "com.microsoft",
                 "registers": self.registers,
                 "inputs": list(inputs.items()),
                 "outputs": [tuple(output) for output in outputs],

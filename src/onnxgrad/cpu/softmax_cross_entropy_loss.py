@@ -10,7 +10,7 @@ import numpy as np
 
 from onnxgrad.arguments import label_error
 from onnxgrad.cpu.core.activate import probability
-from onnxgrad.cpu.core.cross_entropy import LABELS, count_samples, cross_entropy
+from onnxgrad.cpu.core.cross_entropy import count_samples, cross_entropy
 from onnxgrad.cpu.core.halves import flat, load, store
 from onnxgrad.cpu.core.jit import int64, native
 from onnxgrad.cpu.core.parallel import parallel
@@ -82,18 +82,12 @@ def _gradient(
 ) -> int:
     samples, classes, inner = sizes
     weighted, each_has_its_own, is_mean, ignore_index = how
-    tasks = (label.size + LABELS - 1) // LABELS
-    first_bad = np.empty(tasks, np.int64)
-    totals = np.empty(tasks, np.float64)
-    parallel(scheduler, tasks, count_samples, (label, weight, classes, ignore_index, weighted, first_bad, totals))
-    total = 0.0
-    for task in range(tasks):
-        if first_bad[task] >= 0:
-            return first_bad[task]
-        total += totals[task]
+    bad, total = count_samples(label, weight, classes, ignore_index, weighted, scheduler)
+    if bad >= 0:
+        return bad
     if d_logits.size == 0:
         return int64(-1)
-    factor = np.empty(1, totals.dtype)  # an array has a type in native code, a number none
+    factor = np.empty(1, np.float64)  # an array has a type in native code, a number none
     factor[0] = 1 / total if is_mean and total != 0 else 1.0
     work = (dY, log_prob, label, weight, d_logits, factor, sizes, (weighted, each_has_its_own, ignore_index))
     if inner == 1:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import numpy as np
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
 from onnxgrad.arguments import label_error
 from onnxgrad.function_body import Body, Value
@@ -14,12 +14,6 @@ from onnxgrad.tensor_types import Array, Index, T, TypeConstraint, accumulator
 
 REDUCTIONS = ("none", "mean", "sum")
 NEVER_COUNTED = -1  # the label that is ignored where nothing says which one is
-ELEMENT_TYPES = {
-    "float16": TensorProto.FLOAT16,
-    "float32": TensorProto.FLOAT,
-    "float64": TensorProto.DOUBLE,
-    "bfloat16": TensorProto.BFLOAT16,
-}
 
 IgnoredLabel = Annotated[Array, TypeConstraint("Tignored", ("int64",), on_host=True, single=True)]
 
@@ -83,10 +77,9 @@ def _internal_shapes(
 
 def check_output_type(dtype: str, output_type: int | None) -> None:
     """Refuses a type of the results that is not that of the scores, given by NumPy's name."""
-    if output_type is not None and output_type != ELEMENT_TYPES[dtype]:
-        raise ValueError(
-            f"output_type is {output_type}, expected none or {ELEMENT_TYPES[dtype]}: {dtype} as scores are"
-        )
+    expected = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    if output_type is not None and output_type != expected:
+        raise ValueError(f"output_type is {output_type}, expected none or {expected}: {dtype} as scores are")
 
 
 def ignored_label(ignore_index: Array | None) -> int:

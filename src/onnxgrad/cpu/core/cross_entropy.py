@@ -37,15 +37,9 @@ def cross_entropy(
 ) -> int:
     samples, classes, inner = sizes
     weighted, each_has_its_own, is_mean, _, ignore_index = how
-    tasks = (labels.size + LABELS - 1) // LABELS
-    first_bad = np.empty(tasks, np.int64)
-    totals = np.empty(tasks, np.float64)
-    parallel(scheduler, tasks, count_samples, (labels, weights, classes, ignore_index, weighted, first_bad, totals))
-    total = 0.0
-    for task in range(tasks):
-        if first_bad[task] >= 0:
-            return first_bad[task]
-        total += totals[task]
+    bad, total = count_samples(labels, weights, classes, ignore_index, weighted, scheduler)
+    if bad >= 0:
+        return bad
     if scores.size == 0:  # there are no samples, or no classes, and then all samples are ignored
         for i in range(output.size):
             store(output, i, 0)
@@ -113,6 +107,15 @@ def _sum_of_powers(scores: Array, at: int, size: int, highest: float, lanes: Arr
     return load(lanes, 0)
 
 
+@inlined
+def _loss_at(
+    scores: Array, place: int, highest: float, log_of_sum: float, weights: Array, chosen: int, weighted: bool
+) -> float:
+    """The loss of a sample whose class has its score at that place."""
+    loss = log_of_sum - (load(scores, place) - highest)
+    return loss * load(weights, chosen) if weighted else loss
+
+
 @native
 def _loss_of_rows(
     task: int,
@@ -142,8 +145,7 @@ def _loss_of_rows(
                 for i in range(classes):
                     store(log_prob, at + i, load(scores, at + i) - highest - rest)
             if chosen != ignore_index:
-                loss = log_of_sum - (load(scores, at + chosen) - highest)
-                loss *= load(weights, chosen) if weighted else 1.0
+                loss = _loss_at(scores, at + chosen, highest, log_of_sum, weights, chosen, weighted)
         together += loss
         if each_has_its_own:
             store(output, row, number_type(loss))
@@ -199,8 +201,7 @@ def _loss_of_short_rows(
                     store(log_prob, at + j * classes + i, load(turned, i * TURNED + j) - above - rest)
             chosen, loss = int64(load(labels, first + j)), 0.0
             if chosen != ignore_index:
-                loss = log_of_sum - (load(turned, chosen * TURNED + j) - above)
-                loss *= load(weights, chosen) if weighted else 1.0
+                loss = _loss_at(turned, chosen * TURNED + j, above, log_of_sum, weights, chosen, weighted)
             together += loss
             if each_has_its_own:
                 store(output, first + j, number_type(loss))
@@ -238,8 +239,8 @@ def _loss_of_columns(
             store(sums, j, number_type(log_of_sum))
             chosen, loss = int64(load(labels, sample + j)), 0.0
             if chosen != ignore_index:
-                loss = log_of_sum - (load(scores, at + chosen * inner + j) - load(highest, j))
-                loss *= load(weights, chosen) if weighted else 1.0
+                place = at + chosen * inner + j
+                loss = _loss_at(scores, place, load(highest, j), log_of_sum, weights, chosen, weighted)
             together += loss
             if each_has_its_own:
                 store(output, sample + j, number_type(loss))
@@ -253,6 +254,22 @@ def _loss_of_columns(
 
 @native
 def count_samples(
+    label: Array, weight: Array, classes: int, ignore_index: int, weighted: bool, scheduler: int
+) -> tuple[int, float]:
+    """The first label that is no class, or -1, and what the samples count for together, in float64."""
+    tasks = (label.size + LABELS - 1) // LABELS
+    first_bad, totals = np.empty(tasks, np.int64), np.empty(tasks, np.float64)
+    parallel(scheduler, tasks, _count_some, (label, weight, classes, ignore_index, weighted, first_bad, totals))
+    total = 0.0
+    for task in range(tasks):
+        if first_bad[task] >= 0:
+            return first_bad[task], total
+        total += totals[task]
+    return int64(-1), total
+
+
+@native
+def _count_some(
     task: int,
     label: Array,
     weight: Array,
@@ -262,7 +279,6 @@ def count_samples(
     first_bad: Array,
     totals: Array,
 ) -> None:
-    """What the samples count for together, in float64, and the first label that is no class."""
     total, bad = 0.0, int64(-1)
     for i in range(task * LABELS, min(label.size, (task + 1) * LABELS)):
         chosen = int64(load(label, i))
