@@ -176,9 +176,17 @@ class Adam(Optimizer):
     slots = ("m", "v")
 
     def hyper(self, numbers: Mapping[str, Any], lr: float, step: int) -> tuple[float, ...]:
-        (beta1, beta2), eps = numbers["betas"], numbers["eps"]
-        first, second = 1 - beta1**step, 1 - beta2**step
-        return lr, beta1, beta2, eps, numbers["weight_decay"], 1.0, 0.0, lr / first, math.sqrt(second)
+        rate, eps = self._corrected(numbers, lr, step)
+        return lr, *numbers["betas"], eps, numbers["weight_decay"], 1.0, 0.0, rate
+
+    def _corrected(self, numbers: Mapping[str, Any], lr: float, step: int) -> tuple[float, float]:
+        """Rate and eps for means that began with 0, and are too small at first.
+
+        Of (lr / first) · m / (√v / root + eps) both sides are multiplied by the root: one division less for a number.
+        """
+        beta1, beta2 = numbers["betas"]
+        first, root = 1 - beta1**step, math.sqrt(1 - beta2**step)
+        return lr * root / first, numbers["eps"] * root
 
     def update(self, state: OptimizerState, hyper: Array) -> None:
         state.launch("adam", hyper)
@@ -201,12 +209,11 @@ class AdamW(Adam):
             raise ValueError(f"AdamW: form is {numbers['form']!r}, expected 'torch' or 'huggingface'")
 
     def hyper(self, numbers: Mapping[str, Any], lr: float, step: int) -> tuple[float, ...]:
-        (beta1, beta2), eps = numbers["betas"], numbers["eps"]
-        first, second = 1 - beta1**step, 1 - beta2**step
+        rate, eps = self._corrected(numbers, lr, step)
         decay = lr * numbers["weight_decay"]
         if numbers["form"] == "torch":
-            return lr, beta1, beta2, eps, 0.0, 1 - decay, 0.0, lr / first, math.sqrt(second)
-        return lr, beta1, beta2, eps, 0.0, 1.0, decay, lr * math.sqrt(second) / first, 1.0
+            return lr, *numbers["betas"], eps, 0.0, 1 - decay, 0.0, rate
+        return lr, *numbers["betas"], numbers["eps"], 0.0, 1.0, decay, rate
 
 
 @dataclass(frozen=True)

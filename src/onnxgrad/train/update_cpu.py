@@ -58,13 +58,13 @@ def _adam_piece(k, pieces, hyper, all_p, all_g, all_m, all_v):
     beta1, beta2, eps = kind(hyper[group, 1]), kind(hyper[group, 2]), kind(hyper[group, 3])
     new1, new2 = kind(1 - hyper[group, 1]), kind(1 - hyper[group, 2])
     l2, before, after = kind(hyper[group, 4]), kind(hyper[group, 5]), kind(hyper[group, 6])
-    rate, root = kind(hyper[group, 7]), kind(hyper[group, 8])
+    rate = kind(hyper[group, 7])
     for i in range(len(p)):
         grad = g[i] + l2 * p[i]
         m[i] = beta1 * m[i] + new1 * grad
         v[i] = beta2 * v[i] + new2 * grad * grad
         now = p[i] * before
-        now -= rate * m[i] / (math.sqrt(v[i]) / root + eps)
+        now -= rate * m[i] / (math.sqrt(v[i]) + eps)
         p[i] = now - after * now
 
 

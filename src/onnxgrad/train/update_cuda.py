@@ -52,14 +52,14 @@ def _adam(pieces, hyper, p, g, m, v, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     row = hyper + group * WIDTH
     beta1, beta2, eps = tl.load(row + 1).to(kind), tl.load(row + 2).to(kind), tl.load(row + 3).to(kind)
     l2, before, after = tl.load(row + 4).to(kind), tl.load(row + 5).to(kind), tl.load(row + 6).to(kind)
-    rate, root = tl.load(row + 7).to(kind), tl.load(row + 8).to(kind)
+    rate = tl.load(row + 7).to(kind)
     now = tl.load(p + i, inside)
     grad = tl.load(g + i, inside) + l2 * now
     mean = beta1 * tl.load(m + i, inside) + (1 - tl.load(row + 1)).to(kind) * grad
     square = beta2 * tl.load(v + i, inside) + (1 - tl.load(row + 2)).to(kind) * grad * grad
     tl.store(m + i, mean, inside)
     tl.store(v + i, square, inside)
-    now = now * before - rate * mean / (tl.sqrt(square) / root + eps)
+    now = now * before - rate * mean / (tl.sqrt(square) + eps)
     tl.store(p + i, now - after * now, inside)
 
 
