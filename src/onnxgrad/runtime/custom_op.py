@@ -8,6 +8,7 @@ import numpy as np
 
 from onnxgrad.op import Op
 from onnxgrad.runtime.api import VERSION
+from onnxgrad.runtime.kernels import outlive_python
 
 # onnxruntime's numbers of the element types. It has no complex tensors; and int2 and uint2 are not offered, since its
 # versions do not agree on their numbers: 26 and 25 in 1.25, 25 and 24 in 1.31, where 26 is something else.
@@ -76,7 +77,6 @@ def overloads_of(op: Op[..., Any], provider: bytes) -> list[Overload]:
 
 
 _by_address: dict[int, Overload] = {}
-_structs: list[OrtCustomOp] = []  # onnxruntime keeps their addresses
 
 
 def overload_at(address: int) -> Overload:
@@ -127,5 +127,5 @@ def describe(overload: Overload, create: Any, compute: int, destroy: int) -> int
         setattr(struct, name, ctypes.cast(callback, _pointer).value)
     address = ctypes.addressof(struct)
     _by_address[address] = overload
-    _structs.append(struct)
+    outlive_python(struct)
     return address

@@ -1,5 +1,6 @@
 """The kernels of all sessions, as Python knows them: a node, its memory, and the plans made for it."""
 
+import ctypes
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -38,6 +39,15 @@ class Kernel:
     pools: dict[int, Any] = field(default_factory=dict)
 
 
+def outlive_python(thing: Any) -> None:
+    """Keeps something whose address onnxruntime has: a session that is in a cycle ends after Python's modules have."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+def _let_go(thing: Any) -> None:
+    ctypes.pythonapi.Py_DecRef(ctypes.py_object(thing))
+
+
 lock = threading.RLock()
 _kernels: dict[int, Kernel] = {}
 _numbers = iter(range(1, 2**62))
@@ -47,8 +57,9 @@ def add(kernel: Kernel) -> int:
     """Gives a kernel its number, and forgets those of sessions that are gone."""
     with lock:
         for gone in [n for n, k in _kernels.items() if k.words[0]]:
-            del _kernels[gone]
+            _let_go(_kernels.pop(gone).words)
         number = next(_numbers)
+        outlive_python(kernel.words)
         _kernels[number] = kernel
     return number
 
