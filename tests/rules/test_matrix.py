@@ -126,3 +126,4 @@ def test_permuted_mat_mul(A, B, attributes, has_bias):
     bias = [RNG.standard_normal(columns)] if has_bias else []
     inputs = RNG.standard_normal(A), RNG.standard_normal(B), *bias
     check_rule("PermutedMatMul", *inputs, domain="com.microsoft", **attributes)
+    check_rule("PermutedMatMulNorm", *inputs, domain="com.microsoft", outputs=2, **attributes)

@@ -1,8 +1,9 @@
 """Products of matrices."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from onnxgrad.backward import sum_to_shape
+from onnxgrad.graph.builder import MICROSOFT
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.rules import op, todo, vjp
@@ -106,10 +107,32 @@ def _permuted_right(g: Tensor, n: NodeView) -> Tensor:
     return _back(part if B.rank == 2 or _batches_as(A, B) else sum_to_shape(part, B), n.permB) * n.alpha
 
 
+def _permuted_bias(g: Tensor, n: NodeView) -> Tensor:
+    return sum_to_shape(_back(g, n.permY), n.bias)
+
+
+vjp("PermutedMatMul", domain=MICROSOFT, A=_permuted_left, B=_permuted_right, bias=_permuted_bias)
+
+
+def _with_norm(rule: Callable[[Tensor, NodeView], Tensor]) -> Callable[[Tensor | None, NodeView], Tensor]:
+    """The rule, for a result whose length counts, too."""
+
+    def of_both(g: Tensor | None, n: NodeView) -> Tensor:
+        if (by_norm := n.grad(1)) is not None:
+            # Where all is 0 the length has no slope, and nothing is passed back, as PyTorch has it.
+            part = n.Y * (by_norm / op.Where(n.norm.equals(0), 1, n.norm))
+            g = part if g is None else g + part
+        assert g is not None
+        return rule(g, n)
+
+    return of_both
+
+
 vjp(
-    "PermutedMatMul",
-    domain="com.microsoft",
-    A=_permuted_left,
-    B=_permuted_right,
-    bias=lambda g, n: sum_to_shape(_back(g, n.permY), n.bias),
+    "PermutedMatMulNorm",
+    domain=MICROSOFT,
+    outputs=("Y", "norm"),
+    A=_with_norm(_permuted_left),
+    B=_with_norm(_permuted_right),
+    bias=_with_norm(_permuted_bias),
 )

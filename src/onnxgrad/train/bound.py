@@ -51,13 +51,19 @@ class BoundSession:
         # What is in the CPU's memory goes to a GPU when it is bound, not when the session runs: so it is bound anew.
         self._moved = {n: a for n, a in inputs.items() if device.name != "cpu" and isinstance(a, np.ndarray)}
         for name, array in inputs.items():
-            self._binding.bind_input(name, *_place(array, device), *_described(array, device))
+            self._bind_input(name, array)
         for name, array in outputs.items():
             self._binding.bind_output(name, *_place(array, device), *_described(array, device))
         self._bound = list(outputs)
         self._free = [o.name for o in self._session.get_outputs() if o.name not in outputs]
         free_inputs = [i for i in self._session.get_inputs() if i.name not in inputs]
         self._check = BatchChecker(free_inputs, on_gpu=device.name == "cuda")
+
+    def _bind_input(self, name: str, array: Any) -> None:
+        if self._device.name == "cpu" and array.dtype.isbuiltin == 1:  # the short way, for types that NumPy has
+            self._binding.bind_cpu_input(name, array)
+        else:
+            self._binding.bind_input(name, *_place(array, self._device), *_described(array, self._device))
 
     @property
     def dims(self) -> dict[str, Sequence[Any]]:
@@ -78,7 +84,7 @@ class BoundSession:
     def run_checked(self, arrays: Mapping[str, Any]) -> dict[str, Array]:
         """One run, of arrays that were checked."""
         for name, array in {**self._moved, **arrays}.items():
-            self._binding.bind_input(name, *_place(array, self._device), *_described(array, self._device))
+            self._bind_input(name, array)
         for name in self._free:
             self._binding.bind_output(name, "cpu")
         self._session.run_with_iobinding(self._binding)

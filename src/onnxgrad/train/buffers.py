@@ -1,10 +1,12 @@
 """Parameters, gradients and optimizer state: each one array for the whole model; every parameter has its part of it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from onnxgrad.tensor_types import Array
 from onnxgrad.train.devices import ALIGNMENT, Cpu, Device
 
 
@@ -19,6 +21,17 @@ class Part(NamedTuple):
     def size(self) -> int:
         """Elements."""
         return int(np.prod(self.shape))
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Tasks: (start, stop, group, number of the parameter) for each, on the device; no piece is of two parameters."""
+
+    table: Any
+    elements: int  # in all of them
+
+    def __len__(self) -> int:
+        return len(self.table)
 
 
 class Buffers:
@@ -59,16 +72,22 @@ class Buffers:
         """All of them, by name."""
         return {part.name: self.view(array, part) for part in self.parts}
 
-    def pieces(self, group_of: Mapping[str, int], block: int | None = None) -> Any:
-        """(start, stop, group, number of the parameter) for each task; no piece is of two parameters.
-
-        With `block` those of one block, counted from its start.
-        """
+    def pieces(self, group_of: Mapping[str, int], block: int | None = None) -> Pieces:
+        """All of them; with `block` those of one block, counted from its start."""
         found = np.array(list(self._pieces(group_of)), np.int64).reshape(-1, 4)
         if block is not None:
             found = found[found[:, 0] // self.block == block]
             found[:, :2] -= block * self.block
-        return self.device.from_numpy(found)
+        return self._on_device(found)
+
+    def without(self, pieces: Pieces, names: Collection[str]) -> Pieces:
+        """The pieces of other parameters."""
+        table = self.device.to_numpy(pieces.table)
+        numbers = [number for number, part in enumerate(self.parts) if part.name in names]
+        return self._on_device(table[~np.isin(table[:, 3], numbers)])
+
+    def _on_device(self, table: Array) -> Pieces:
+        return Pieces(self.device.from_numpy(table), int((table[:, 1] - table[:, 0]).sum()))
 
     def _pieces(self, group_of: Mapping[str, int]) -> Iterator[tuple[int, int, int, int]]:
         for number, part in enumerate(self.parts):

@@ -1,6 +1,7 @@
 """Where a trainer keeps its arrays and runs its kernels: NumPy and the CPU's threads, or torch's tensors on a GPU."""
 
 import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
@@ -9,6 +10,7 @@ import numpy as np
 from onnxgrad.tensor_types import Array
 from onnxgrad.threads import launch
 
+BYTES = 4  # of a number, as a rule
 ALIGNMENT = 64  # bytes: a cache line, and as much as any vector instruction asks for
 
 
@@ -44,8 +46,11 @@ class Device(Protocol):
     def address(self, array: Any) -> int:
         """Of its first element."""
 
-    def run(self, kernel: str, *args: Any) -> None:
-        """A function of update_cpu.py or update_cuda.py."""
+    def run(self, kernel: str, pieces: Any, *args: Any) -> None:
+        """A function of update_cpu.py or update_cuda.py, for buffers.Pieces."""
+
+    def sum_of_squares(self, pieces: Any, grad: Any, sums: Any, lengths: Array) -> float:
+        """Of all pieces together, and of lengths that are known; `sums` has room for each piece's own."""
 
     def at_work(self) -> contextlib.AbstractContextManager[None]:
         """Around all of a step: what happens in it is ordered, also with what comes before and after."""
@@ -88,11 +93,18 @@ class Cpu:
     def address(self, array: Array) -> int:
         return array.ctypes.data
 
-    def run(self, kernel: str, *args: Any) -> None:
-        from onnxgrad.train import update_cpu
+    @functools.cached_property
+    def _kernels(self) -> Any:
+        from onnxgrad.train import update_cpu  # here, since it loads Numba
 
-        touched = sum(a.nbytes for a in args if isinstance(a, np.ndarray))
-        launch(getattr(update_cpu, kernel), *args, bytes_touched=touched)
+        return update_cpu
+
+    def run(self, kernel: str, pieces: Any, *args: Any) -> None:
+        launch(getattr(self._kernels, kernel), pieces.table, *args, bytes_touched=4 * BYTES * pieces.elements)
+
+    def sum_of_squares(self, pieces: Any, grad: Array, sums: Array, lengths: Array) -> float:
+        kernel, touched = self._kernels.sum_of_all_squares, BYTES * pieces.elements
+        return float(launch(kernel, pieces.table, grad, sums, lengths, bytes_touched=touched))
 
     def at_work(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
@@ -159,10 +171,14 @@ class Cuda:
     def address(self, array: Any) -> int:
         return int(array.data_ptr())
 
-    def run(self, kernel: str, *args: Any) -> None:
+    def run(self, kernel: str, pieces: Any, *args: Any) -> None:
         from onnxgrad.train import update_cuda
 
-        getattr(update_cuda, kernel)(*args)
+        getattr(update_cuda, kernel)(pieces.table, *args)
+
+    def sum_of_squares(self, pieces: Any, grad: Any, sums: Any, lengths: Array) -> float:
+        self.run("squares", pieces, grad, sums)
+        return float(sums.sum()) + float(np.sum(np.square(lengths, dtype=np.float64)))
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:

@@ -15,7 +15,7 @@ from onnxgrad.train.forms import SEED, Statistics, to_inference_form, to_trainin
 from onnxgrad.train.fused_loss import fuse_losses
 from onnxgrad.train.losses import Total
 from onnxgrad.train.objective import append_loss
-from onnxgrad.train.products import use_permuted_products
+from onnxgrad.train.products import measure_results, use_permuted_products
 from onnxgrad.train.shares import PLACE, WEIGHTS
 from onnxgrad.train.statistics import measure_together
 
@@ -26,6 +26,7 @@ class StepGraph(NamedTuple):
     model: ir.Model
     loss: str
     gradients: dict[str, str]  # outputs, by parameter
+    norms: dict[str, str]  # outputs that are the length of a gradient, by parameter, for some of them
     statistics: list[Statistics]
     drops: bool  # whether it has an input SEED
     dtype: ir.DataType  # of the parameters
@@ -45,8 +46,9 @@ def step_graph(
     trainable: str | Sequence[str] | None,
     group: int | None = None,
     by_tiles: bool = False,
+    with_norms: bool = False,
 ) -> StepGraph:
-    """Training form, loss, gradients; `by_tiles`: with products for tile units.
+    """Training form, loss, gradients; `by_tiles`: with products for tile units, `with_norms`: that measure gradients.
 
     With the number of a `group` of ranks (ops/all_reduce.py), of one rank's part of a batch.
     """
@@ -78,8 +80,10 @@ def step_graph(
     _weights_to_inputs(final, [n for s in statistics for n in s.current])
     if by_tiles:
         use_permuted_products(final)
+    norms = measure_results(final, made.gradients.values()) if with_norms else {}
     fuse_losses(final)
-    return StepGraph(made.model, name, made.gradients, statistics, drops, wide)
+    norm_of = {parameter: norms[output] for parameter, output in made.gradients.items() if output in norms}
+    return StepGraph(made.model, name, made.gradients, norm_of, statistics, drops, wide)
 
 
 def _new_input(graph: ir.Graph, name: str, dtype: ir.DataType, length: int) -> ir.Value:

@@ -225,10 +225,14 @@ class CrossEntropy(Loss):
 
         Such a target would train other classes, or none, without a word.
         """
-        if self.probabilities or not np.issubdtype(target.dtype, np.integer):
+        if self.probabilities or target.dtype.kind not in "iu" or target.size == 0:
             return None
         found = shape[self.axis] if shape is not None and -len(shape) <= self.axis < len(shape) else None
         classes = found if isinstance(found, int) else None
+        # Read as numbers without a sign, those below 0 are the largest: one look is enough, if all is well.
+        unsigned = target.view(f"u{target.itemsize}")
+        if classes is not None and unsigned.max() < classes:
+            return None
         wrong = target < 0
         if classes is not None:
             wrong |= target >= classes

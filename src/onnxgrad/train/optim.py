@@ -122,6 +122,11 @@ class OptimizerState:
             result[...] = fill
         return result
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether other ranks have other blocks of it."""
+        return self._ranks is not None
+
     def of_all_pieces(self, of_mine: Any) -> Any:
         """What ranks have computed for each of their pieces, for the pieces of all of them."""
         if self._ranks is None:

@@ -1,10 +1,11 @@
 """Products of matrices in the graph of a training step, as the one operator that tile units multiply fast.
 
 MatMul and Gemm become PermutedMatMul, which takes in the Transposes before and after it, factors that are constant
-numbers, and the Add of a bias.
+numbers, and the Add of a bias. Where the result is a gradient, the product measures it as well.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +66,30 @@ def use_permuted_products(graph: ir.Graph) -> int:
     return len(products)
 
 
+def measure_results(graph: ir.Graph, names: Iterable[str]) -> dict[str, str]:
+    """Has products tell how long their results are, which are outputs; the new outputs by the names of the old ones.
+
+    Outputs that are something else are left alone.
+    """
+    builder = Builder(graph, dict(graph.opset_imports))
+    outputs = {str(v.name): v for v in graph.outputs}
+    found = {}
+    for name in names:
+        node = outputs[name].producer()
+        if node is None or (node.domain, node.op_type) != (MICROSOFT, "PermutedMatMul"):
+            continue
+        measured = ir.Node(
+            MICROSOFT, "PermutedMatMulNorm", node.inputs, node.attributes.values(), num_outputs=2, name=node.name
+        )
+        _take_place(graph, measured, node)
+        norm = measured.outputs[1]
+        norm.name, norm.type, norm.shape = builder.fresh_value_name(f"{name}_norm"), outputs[name].type, ir.Shape(())
+        graph.outputs.append(norm)
+        graph.remove(node, safe=True)
+        found[name] = norm.name
+    return found
+
+
 def _can_be_changed(node: ir.Node) -> bool:
     A, B, *rest = node.inputs
     if A is None or B is None or node.outputs[0].dtype != ir.DataType.FLOAT or min(_rank(A), _rank(B)) < 2:
@@ -106,7 +131,8 @@ def _change(builder: Builder, node: ir.Node) -> None:
     if alpha != 1:
         attributes.append(ir.AttrFloat32("alpha", alpha))
     inputs = [left.value, right.value, *([] if bias is None else [bias])]
-    product = ir.Node(MICROSOFT, "PermutedMatMul", inputs, attributes, num_outputs=1, name=f"{node.name}_permuted")
+    name = f"{node.name}_permuted" if node.name else None
+    product = ir.Node(MICROSOFT, "PermutedMatMul", inputs, attributes, num_outputs=1, name=name)
     _take_place(builder.graph, product, last)
 
 

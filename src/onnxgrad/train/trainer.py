@@ -22,6 +22,7 @@ from onnxgrad.train.evaluation import Evaluation, Metric
 from onnxgrad.train.exchange import CHECK_EVERY, Exchange
 from onnxgrad.train.fitting import Log, Place, Plan, Record, TrainingStoppedError, fit
 from onnxgrad.train.forms import SEED, to_inference_form
+from onnxgrad.train.gradient_norm import GradientNorm
 from onnxgrad.train.graphs import evaluation_graph, step_graph
 from onnxgrad.train.losses import CrossEntropy, Total
 from onnxgrad.train.optim import Optimizer
@@ -82,7 +83,9 @@ class Trainer:
         self._place: Place | None = None  # of a fit() at work, or of one that a checkpoint was saved by
         self._shares = Shares(ranks, loss) if isinstance(ranks, Ranks) else None
         by_tiles = all(ranks.everybodys(self._device.has_tiles))
-        self._step = step_graph(model, loss, trainable, ranks.group if isinstance(ranks, Ranks) else None, by_tiles)
+        group = ranks.group if isinstance(ranks, Ranks) else None
+        is_whole = group is None and accumulate == 1  # a step's gradients are those of an update
+        self._step = step_graph(model, loss, trainable, group, by_tiles, is_whole)
         self._make_arrays(shard_optimizer)
         self._make_sessions(loss)
         if self._exchange is not None:
@@ -118,7 +121,7 @@ class Trainer:
         # Gradients of several micro-batches are added up here; a single one is used where it is.
         self._total = self._buffers.new() if self._accumulate > 1 else None
         self._waiting = 0  # micro-batches in it
-        self._sums = self._device.zeros(len(self._state.pieces), np.float64)
+        self._norm = GradientNorm(self._state, self._step.norms)
 
     def _make_sessions(self, loss: Total | str) -> None:
         step, gradients = self._step, self.gradients
@@ -131,6 +134,7 @@ class Trainer:
             inputs |= {name: array for name, array in given.items() if name in used}
         self._loss = np.zeros((), _type_of_output(step.model, step.loss))
         outputs = {step.loss: self._loss, **{out: gradients[n] for n, out in step.gradients.items()}, **self._following}
+        outputs |= self._norm.outputs
         evaluated = evaluation_graph(self._source, loss, step)
         shapes = {str(v.name): None if v.shape is None else list(v.shape) for v in evaluated.model.graph.outputs}
         parts = () if isinstance(loss, str) else loss.parts
@@ -215,8 +219,7 @@ class Trainer:
 
     def _clip(self) -> None:
         pieces, grad = self._state.pieces, self._state.grad
-        self._device.run("squares", pieces, grad, self._sums)
-        self.gradient_norm = math.sqrt(float(self._state.of_all_pieces(self._sums).sum()))
+        self.gradient_norm = self._norm()
         if not math.isfinite(self.gradient_norm):
             self._stop("a gradient is no number")
         if self._clip_norm is not None and self.gradient_norm > self._clip_norm:

@@ -13,6 +13,7 @@ import numpy as np
 
 from onnxgrad.cpu.core.jit import native
 from onnxgrad.cpu.core.parallel import parallel
+from onnxgrad.cpu.core.squares import sum_of_squares
 
 # Terms of a sum in the order that vector instructions take them, which is the same every time.
 summing = functools.partial(native, fastmath={"contract", "reassoc"})
@@ -134,8 +135,8 @@ def _lamb_direction_piece(k, pieces, hyper, all_p, all_g, all_m, all_v, all_dire
         v[i] = beta2 * v[i] + new2 * g[i] * g[i]
         step = (m[i] / corrected1) / (math.sqrt(v[i] / corrected2) + eps) + decay * p[i]
         direction[i] = step
-        weights += float(p[i]) * float(p[i])
-        steps += float(step) * float(step)
+        weights += np.float64(p[i]) * np.float64(p[i])
+        steps += np.float64(step) * np.float64(step)
     sums[k, 0] = weights
     sums[k, 1] = steps
 
@@ -173,19 +174,25 @@ def lamb_move(pieces, hyper, p, direction, ratios, scheduler):
     parallel(scheduler, len(pieces), _lamb_move_piece, (pieces, hyper, p, direction, ratios))
 
 
-@summing
-def _square_piece(k, pieces, all_g, sums):
-    g = all_g[pieces[k, 0] : pieces[k, 1]]
-    total = 0.0
-    for i in range(len(g)):
-        total += float(g[i]) * float(g[i])
-    sums[k] = total
+@native
+def _square_piece(k, pieces, g, sums):
+    sums[k] = sum_of_squares(g, pieces[k, 0], pieces[k, 1])
 
 
 @native
 def squares(pieces, g, sums, scheduler):
     """The sum of squares of each piece, in float64."""
     parallel(scheduler, len(pieces), _square_piece, (pieces, g, sums))
+
+
+@native
+def sum_of_all_squares(pieces, g, sums, lengths, scheduler):
+    """The sum over all pieces, and the squares of other lengths."""
+    squares(pieces, g, sums, scheduler)
+    total = sums.sum()
+    for length in lengths:
+        total += np.float64(length) * np.float64(length)
+    return total
 
 
 @native

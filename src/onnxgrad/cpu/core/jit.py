@@ -21,7 +21,8 @@ def _source_stamp() -> bytes:
     """
     digest = hashlib.sha256()
     package = Path(__file__).parents[2]
-    for path in sorted(p for pattern in ("cpu/**/*.py", "runtime/**/*.py", "**/*_cpu.py") for p in package.glob(pattern)):
+    patterns = ("cpu/**/*.py", "runtime/**/*.py", "**/*_cpu.py")
+    for path in sorted({path for pattern in patterns for path in package.glob(pattern)}):
         digest.update(path.read_bytes())
     return digest.digest()
 
