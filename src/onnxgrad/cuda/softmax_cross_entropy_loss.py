@@ -66,11 +66,25 @@ def _tile(samples: int, classes: int, inner: int) -> tuple[int, int]:
 
 
 @triton.jit
-def _note_wrong(bad, line, wrong):
-    """Lowers `bad` to the first sample whose label is no class."""
-    first = tl.min(tl.where(wrong, line.to(tl.int64), 0x7FFFFFFFFFFFFFFF), 0)
-    if tl.sum(wrong.to(tl.int32), 0) > 0:
-        tl.atomic_min(bad, first)
+def _samples(
+    labels, bad, samples, classes, inner, ignore_index, LINES: tl.constexpr, CHECK: tl.constexpr, KIND: tl.constexpr
+):  # fmt: skip
+    """A program's samples: their numbers, which exist, which count, their classes, and where their scores begin.
+
+    With CHECK, `bad` is lowered to the first whose label is no class.
+    """
+    line = tl.program_id(0).to(KIND) * LINES + tl.arange(0, LINES)
+    exists = line < samples
+    chosen = tl.load(labels + line, exists, other=0).to(tl.int64)
+    ignored = chosen == ignore_index
+    outside = (chosen < 0) | (chosen >= classes)
+    if CHECK:
+        wrong = exists & outside & (ignored == 0)
+        first = tl.min(tl.where(wrong, line.to(tl.int64), 0x7FFFFFFFFFFFFFFF), 0)
+        if tl.sum(wrong.to(tl.int32), 0) > 0:
+            tl.atomic_min(bad, first)
+    counted = exists & (ignored == 0) & (outside == 0)
+    return line, exists, counted, chosen, (line // inner) * (classes * inner) + line % inner
 
 
 @triton.jit
@@ -79,15 +93,9 @@ def _losses(
     LINES: tl.constexpr, LENGTH: tl.constexpr, ONE_TILE: tl.constexpr, WEIGHTED: tl.constexpr, EACH: tl.constexpr,
     SUMMED: tl.constexpr, KEPT: tl.constexpr, CHECK: tl.constexpr, KIND: tl.constexpr, WORK: tl.constexpr,
 ):  # fmt: skip
-    line = tl.program_id(0).to(KIND) * LINES + tl.arange(0, LINES)
-    exists = line < samples
-    chosen = tl.load(labels + line, exists, other=0).to(tl.int64)
-    ignored = chosen == ignore_index
-    outside = (chosen < 0) | (chosen >= classes)
-    if CHECK:
-        _note_wrong(bad, line, exists & outside & (ignored == 0))
-    counted = exists & (ignored == 0) & (outside == 0)
-    start_of = (line // inner) * (classes * inner) + line % inner
+    line, exists, counted, chosen, start_of = _samples(
+        labels, bad, samples, classes, inner, ignore_index, LINES, CHECK, KIND
+    )
     step = tl.arange(0, LENGTH).to(KIND)
     lowest = float("-inf")
     if ONE_TILE:
@@ -203,26 +211,20 @@ def _lines(
     LINES: tl.constexpr, LENGTH: tl.constexpr, EACH: tl.constexpr, WEIGHTED: tl.constexpr, IS_MEAN: tl.constexpr,
     CHECK: tl.constexpr, KIND: tl.constexpr, WORK: tl.constexpr,
 ):  # fmt: skip
-    line = tl.program_id(0).to(KIND) * LINES + tl.arange(0, LINES)
-    exists = line < samples
-    chosen = tl.load(label + line, exists, other=0).to(tl.int64)
-    ignored = chosen == ignore_index
-    outside = (chosen < 0) | (chosen >= classes)
-    if CHECK:
-        _note_wrong(bad, line, exists & outside & (ignored == 0))
-    counts = exists & (ignored == 0) & (outside == 0)
-    each = tl.load(dY + line * (1 if EACH else 0), counts, other=0).to(WORK)
+    line, exists, counted, chosen, start_of = _samples(
+        label, bad, samples, classes, inner, ignore_index, LINES, CHECK, KIND
+    )
+    each = tl.load(dY + line * (1 if EACH else 0), counted, other=0).to(WORK)
     if IS_MEAN:
         each = (each.to(tl.float64) / tl.load(total)).to(WORK)
     if WEIGHTED:
-        each *= tl.load(weight + chosen, counts, other=0).to(WORK)
-    start_of = (line // inner) * (classes * inner) + line % inner
+        each *= tl.load(weight + chosen, counted, other=0).to(WORK)
     step = tl.arange(0, LENGTH).to(KIND)
     for start in range(0, classes, LENGTH):
         here = exists[:, None] & (start + step < classes)[None, :]
         at = start_of[:, None] + ((start + step) * inner)[None, :]
         # A sample that does not count has 0 in `each`; what it says, NaN maybe, is not read.
-        probability = exp(tl.load(log_prob + at, here & counts[:, None], other=0).to(WORK))
+        probability = exp(tl.load(log_prob + at, here & counted[:, None], other=0).to(WORK))
         right = ((start + step)[None, :] == chosen[:, None]).to(WORK)
         result = (probability - right) * each[:, None]
         tl.store(d_logits + at, to_type(result, d_logits.dtype.element_ty), here)
