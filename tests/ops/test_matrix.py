@@ -124,11 +124,11 @@ def test_layouts(layout):
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="threads of the CPU")
-@pytest.mark.parametrize("depth", [100, 700])
+@pytest.mark.parametrize(("rows", "depth"), [(300, 100), (300, 700), (160, 200), (90, 1100)])
 @any_way
-def test_threads_do_not_change_a_bit(way, depth):
+def test_threads_do_not_change_a_bit(way, rows, depth):
     with by(way):
-        A, B, bias = arrays((300, depth), (depth, 1100), {})
+        A, B, bias = arrays((rows, depth), (depth, 1100), {})
         results = []
         for count in (1, 2, 5):
             with on_threads(count):

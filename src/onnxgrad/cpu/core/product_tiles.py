@@ -1,9 +1,9 @@
 """Products of float32 matrices by tiles, of any size and layout, one or many.
 
-A task makes some rows and columns of a product. It packs what it needs of the right matrix, some numbers along k at a
-time, which stays in the second-level cache, and multiplies it with one panel of rows of the left one after the other.
-So a part of either matrix is packed by several tasks, but none waits for another. While two panels are multiplied, the
-one that is needed next is packed.
+A task makes some rows and columns of a product, some numbers along k at a time. The matrix it needs fewer panels of is
+packed first and stays in the second-level cache; the panels of the other one come one after the other. So a part of
+either matrix is packed by several tasks, but none waits for another. While two panels are multiplied, the one that is
+needed next is packed, or a part of one that is needed later.
 
 Results go straight into c, unless they are to be measured or lie across cache lines: then a panel of rows is gathered,
 a band, and copied while the next one is multiplied (core/tile_copying.py).
@@ -24,6 +24,7 @@ from onnxgrad.cpu.core.tile_copying import PIECE, copy_piece
 from onnxgrad.cpu.core.tile_packing import BLOCK_WORDS, PANEL, PARTS, SIDE, STEP, TILE_WORDS, pack_tile
 from onnxgrad.cpu.core.tiles import (
     COPY_BLOCKS,
+    SLOW,
     begin_tiles,
     end_tiles,
     multiply_and_copy,
@@ -34,6 +35,7 @@ from onnxgrad.tensor_types import Array
 
 DEPTH = 512  # numbers along k at a time, about; fixed, since it orders the additions
 PACKED = 1 << 17  # numbers of the right matrix that a task packs at a time: they stay in the second-level cache
+PACKED_WORDS = PACKED // STEP // PANEL * BLOCK_WORDS  # that they take
 FEWEST = PANEL  # rows or columns of a task
 WIDEST, NARROWEST = 16 * PANEL, 4 * PANEL  # columns of a task whose results are measured, or gathered
 
@@ -126,17 +128,25 @@ def _fill_edge(edge: Array, source: Array, here: int, line: int, step: int, vali
 
 
 @native
-def _multiply(product: Any, what: int, is_along: bool, packing: Any) -> bool:
+def _multiply(product: Any, what: int, is_along: bool, is_slow: bool, packing: Any) -> bool:
     """`multiply_panels`, or `multiply_and_pack`; all of memory by address, since a call counts references to arrays."""
     if what == NOTHING:
         return multiply_panels(product)
     if what == LEFT:
         if is_along:
-            return multiply_and_pack(1, 1, product, packing)
-        return multiply_and_pack(1, 0, product, packing)
+            if is_slow:
+                return multiply_and_pack(1, 1, 1, product, packing)
+            return multiply_and_pack(1, 1, 0, product, packing)
+        if is_slow:
+            return multiply_and_pack(1, 0, 1, product, packing)
+        return multiply_and_pack(1, 0, 0, product, packing)
     if is_along:
-        return multiply_and_pack(0, 1, product, packing)
-    return multiply_and_pack(0, 0, product, packing)
+        if is_slow:
+            return multiply_and_pack(0, 1, 1, product, packing)
+        return multiply_and_pack(0, 1, 0, product, packing)
+    if is_slow:
+        return multiply_and_pack(0, 0, 1, product, packing)
+    return multiply_and_pack(0, 0, 0, product, packing)
 
 
 @native
@@ -205,14 +215,18 @@ def _task(
     sums_at = sums.ctypes.data
     at_a_time = _depth_at_a_time(depth)
     panel_words = at_a_time // STEP * BLOCK_WORDS
-    right = np.empty(across * panel_words + CACHE_LINE, np.int32)
-    left = np.empty(2 * panel_words + CACHE_LINE, np.int32)  # a panel, and the next one
+    # Whichever side has more panels comes one by one; what is measured goes along rows on any number of threads.
+    by_columns = across > down and down * panel_words <= PACKED_WORDS and sums.size == 0
+    left_slots, right_slots = (down, 2) if by_columns else (2, across)
+    right = np.empty(right_slots * panel_words + CACHE_LINE, np.int32)
+    left = np.empty(left_slots * panel_words + CACHE_LINE, np.int32)
     edge = np.empty(PANEL * PANEL + CACHE_LINE, np.float32)  # for a panel that does not fit c
     # A panel of rows, and the next one; rows that are 4 kB apart would all want the same places of the cache.
     band_columns = width // PANEL * PANEL
     pieces, band_row = band_columns // PANEL, band_columns + SIDE
     band_bytes = 4 * PANEL * band_row
-    has_bands = c_column == 1 and band_columns >= NARROWEST and (sums.size > 0 or not _is_aligned(c, c_start, c_row))
+    has_bands = not by_columns and c_column == 1 and band_columns >= NARROWEST
+    has_bands &= sums.size > 0 or not _is_aligned(c, c_start, c_row)
     bands = np.empty(2 * PANEL * band_row + CACHE_LINE if has_bands else 1, np.float32)
     right_at, left_at, edge_at = aligned(right), aligned(left), aligned(edge)
     a_at, b_at, c_base, bias_at = a.ctypes.data, b.ctypes.data, c.ctypes.data, bias.ctypes.data
@@ -230,64 +244,88 @@ def _task(
         _pack(RIGHT, b, b_here, b_column, b_k, min(PANEL, width), deep, one, right, right_at)
         is_measured = sums.size > 0 and k + at_a_time >= depth
         is_waiting = False  # whether the band before is to be copied
-        for i in range(down):
-            valid_rows, slot = min(PANEL, height - i * PANEL), i % 2 * panel_words
-            is_band = has_bands and valid_rows == PANEL
-            band, band_before = bands_base + i % 2 * band_bytes, bands_base + (i + 1) % 2 * band_bytes
-            c_before = c_base + 4 * (c_start + (i - 1) * PANEL * c_row)
-            for j in range(across):
-                valid, c_at = min(PANEL, width - j * PANEL), c_start + i * PANEL * c_row + j * PANEL * c_column
-                fits = valid_rows == PANEL and valid == PANEL and c_column == 1
-                begin, begin_row, has_begin = c_base + 4 * c_at, c_row, fits and k > 0
-                to, to_row = (begin, begin_row) if fits else (edge_base, PANEL)
-                if fits and is_band:
-                    to, to_row = band + 4 * j * PANEL, band_row
-                if k == 0 and has_bias:
-                    if fits:
-                        begin, begin_row, has_begin = bias_at + 4 * (column + j * PANEL), 0, True
-                    else:
-                        begin_rows(c, c_at, c_row, c_column, valid_rows, valid, bias, column + j * PANEL)
-                # The first panel of rows goes along with packing the right matrix, each with packing the next one.
-                what, lines, line, step, source, packed, next_factor = NOTHING, 0, 0, 0, 0, 0, one
-                if i == 0 and j + 1 < across:
-                    what, lines, line, step = RIGHT, width - (j + 1) * PANEL, b_column, b_k
-                    source, packed = b_here + (j + 1) * PANEL * b_column, (j + 1) * panel_words
-                elif j == (across - 1 if i == 0 else 0) and i + 1 < down:
-                    what, lines, line, step = LEFT, height - (i + 1) * PANEL, a_row, a_k
-                    source, packed, next_factor = a_here + (i + 1) * PANEL * a_row, panel_words - slot, scale
-                is_meanwhile = lines >= PANEL and (step == 1 or line == 1)
-                panel = first_panel + i * panels_across + j
-                product = (
-                    left_base + 4 * slot, right_base + 4 * j * panel_words, blocks, to, to_row,
-                    begin, begin_row, has_begin, (i == 0 or j == 0) and sums.size == 0,
+        for step_number in range(down * across):
+            if by_columns:
+                j, i = divmod(step_number, down)
+            else:
+                i, j = divmod(step_number, across)
+            slot, right_slot = i % left_slots * panel_words, j % right_slots * panel_words
+            valid_rows, valid = min(PANEL, height - i * PANEL), min(PANEL, width - j * PANEL)
+            c_at = c_start + i * PANEL * c_row + j * PANEL * c_column
+            fits, is_band = valid_rows == PANEL and valid == PANEL and c_column == 1, has_bands and valid_rows == PANEL
+            begin, begin_row, has_begin = c_base + 4 * c_at, c_row, fits and k > 0
+            to, to_row = (begin, begin_row) if fits else (edge_base, PANEL)
+            if fits and is_band:
+                to, to_row = bands_base + i % 2 * band_bytes + 4 * j * PANEL, band_row
+            if k == 0 and has_bias:
+                if fits:
+                    begin, begin_row, has_begin = bias_at + 4 * (column + j * PANEL), 0, True
+                else:
+                    begin_rows(c, c_at, c_row, c_column, valid_rows, valid, bias, column + j * PANEL)
+            product = (
+                left_base + 4 * slot, right_base + 4 * right_slot, blocks, to, to_row,
+                begin, begin_row, has_begin, (i == 0 or j == 0) and sums.size == 0,
+            )  # fmt: skip
+
+            # What is needed for the next step is packed at once; what is needed later, little by little.
+            what, turn, turns = NOTHING, 0, 1
+            if by_columns and j == 0 and i + 1 < down:
+                what = LEFT
+            elif by_columns and j + 1 < across:
+                what, turn, turns = RIGHT, i if j > 0 else 0, down if j > 0 else 1
+            elif not by_columns and i == 0 and j + 1 < across:
+                what = RIGHT
+            elif not by_columns and i + 1 < down:
+                what, turn, turns = LEFT, j if i > 0 else 0, across if i > 0 else 1
+            is_slow = (
+                turns >= SLOW and blocks >= SLOW and (what == RIGHT or a_k == 1)
+            )  # what is turned in small bits, drags
+            if not is_slow and turn > 0:
+                what = NOTHING
+            if what == LEFT:
+                lines, line, step, packing_factor = height - (i + 1) * PANEL, a_row, a_k, scale
+                source, packed = a_here + (i + 1) * PANEL * a_row, (i + 1) % left_slots * panel_words
+            else:
+                lines, line, step, packing_factor = width - (j + 1) * PANEL, b_column, b_k, one
+                source, packed = b_here + (j + 1) * PANEL * b_column, (j + 1) % right_slots * panel_words
+            # From which block on, and how many; the last turn has the rest.
+            fits_shade = lines >= PANEL and (step == 1 or line == 1)
+            at_once = blocks // SLOW if is_slow else whole
+            from_block = min(whole, turn * at_once)
+            count = min(whole - from_block, at_once) if fits_shade else 0
+            is_last_turn = not is_slow or turn == turns - 1
+
+            is_copying = False
+            if is_waiting and j < pieces:
+                squares = sums_at + 8 * (first_panel + (i - 1) * panels_across + j)
+                band, c_before = bands_base + (i + 1) % 2 * band_bytes, c_base + 4 * (c_start + (i - 1) * PANEL * c_row)
+                copying = _piece(j, band, c_before, band_columns, band_row, c_row, squares)
+                is_copying = (what == NOTHING or count == 0) and blocks >= COPY_BLOCKS
+                if is_copying:
+                    is_finite &= _multiply_and_copy(product, is_measured, copying)
+                else:
+                    _copy(is_measured, copying)
+            if not is_copying:
+                packing = (
+                    (a_at if what == LEFT else b_at) + 4 * (source + from_block * STEP * step),
+                    line if step == 1 else step, packing_factor,
+                    (left_base if what == LEFT else right_base) + 4 * (packed + from_block * BLOCK_WORDS), count,
                 )  # fmt: skip
-                is_copying = False
-                if is_waiting and j < pieces:
-                    squares = sums_at + 8 * (panel - panels_across)
-                    copying = _piece(j, band_before, c_before, band_columns, band_row, c_row, squares)
-                    is_copying = what == NOTHING and blocks >= COPY_BLOCKS
-                    if is_copying:
-                        is_finite &= _multiply_and_copy(product, is_measured, copying)
-                    else:
-                        _copy(is_measured, copying)
-                if not is_copying:
-                    packing = (
-                        (a_at if what == LEFT else b_at) + 4 * source, line if step == 1 else step, next_factor,
-                        (left_base if what == LEFT else right_base) + 4 * packed, whole,
-                    )  # fmt: skip
-                    is_finite &= _multiply(product, what if is_meanwhile else NOTHING, step == 1, packing)
-                if not fits:
-                    put(edge, edge_at, PANEL, valid_rows, valid, c, c_at, c_row, c_column, k > 0 or has_bias)
-                if is_measured and not (fits and is_band):
-                    sums[panel] = squares_of_rows(c, c_at, c_row, c_column, valid_rows, valid)
-                done = whole * STEP if is_meanwhile else 0
-                if what != NOTHING and done < deep:  # what does not fill a panel, or a block
-                    source, packed = source + done * step, packed + done // STEP * BLOCK_WORDS
-                    if what == LEFT:
-                        _pack(LEFT, a, source, line, step, lines, deep - done, scale, left, left_at + packed)
-                    else:
-                        _pack(RIGHT, b, source, line, step, lines, deep - done, one, right, right_at + packed)
-            is_waiting = is_band
+                is_finite &= _multiply(product, what if count > 0 else NOTHING, step == 1, is_slow, packing)
+            if not fits:
+                put(edge, edge_at, PANEL, valid_rows, valid, c, c_at, c_row, c_column, k > 0 or has_bias)
+            if is_measured and not (fits and is_band):
+                panel = first_panel + i * panels_across + j
+                sums[panel] = squares_of_rows(c, c_at, c_row, c_column, valid_rows, valid)
+            done = (from_block + count) * STEP if fits_shade else 0
+            if what != NOTHING and is_last_turn and done < deep:  # what does not fill a panel, or a block
+                source, packed = source + done * step, packed + done // STEP * BLOCK_WORDS
+                if what == LEFT:
+                    _pack(LEFT, a, source, line, step, lines, deep - done, scale, left, left_at + packed)
+                else:
+                    _pack(RIGHT, b, source, line, step, lines, deep - done, one, right, right_at + packed)
+            if j == across - 1:
+                is_waiting = is_band
         if is_waiting:
             last = down - 1
             band, c_at = bands_base + last % 2 * band_bytes, c_base + 4 * (c_start + last * PANEL * c_row)

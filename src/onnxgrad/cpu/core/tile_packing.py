@@ -105,10 +105,15 @@ class TilePacker:
     each row of the tile.
     """
 
-    def __init__(self, builder: ir.IRBuilder, is_left: bool, is_along: bool, apart: Any, factor: Any) -> None:
+    def __init__(
+        self, builder: ir.IRBuilder, is_left: bool, is_along: bool, apart: Any, factor: Any, is_slow: bool = False
+    ) -> None:
         self._builder, self._writer = builder, VectorWriter(builder)
-        self._left, self._along, self._apart, self._factor = is_left, is_along, apart, factor
+        self._left, self._apart, self._factor = is_left, apart, factor
         self._half = INT64(SIDE) if is_along else builder.mul(apart, INT64(SIDE))  # from one half of STEP to the other
+        # Rows of the matrix are far apart, so that memory does not see them coming; who is slow can wait for them, and
+        # leaves the few places for lines on their way to the tiles.
+        self._fetches = not is_along and not is_slow
         self.turns = is_left != is_along
 
     def room(self) -> Any:
@@ -132,8 +137,7 @@ class TilePacker:
         else:
             here, half = b.mul(row, self._apart), self._half
         pair = [w.load(FLOATS, room if self.turns else source, offset) for offset in (here, b.add(here, half))]
-        if not self._along:
-            # The next rows of the matrix but 32: they are far apart, so that memory does not see them coming.
+        if self._fetches:  # the next rows but 32
             for more in range(2):
                 w.fetch_ahead(source, b.mul(self._apart, b.add(row, INT64(2 * STEP + more * SIDE))))
         if self._left:

@@ -36,6 +36,7 @@ from onnxgrad.cpu.core.tile_packing import (
 )
 
 COPY_BLOCKS = 4  # that a piece is copied during
+SLOW = 4  # blocks that another one is packed during
 _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
 
 
@@ -170,42 +171,69 @@ def multiply_panels(typing_context: Any, product: Any) -> Any:
 
 
 @machine_code
-def multiply_and_pack(typing_context: Any, is_left: Any, is_along: Any, product: Any, packing: Any) -> Any:
+def multiply_and_pack(
+    typing_context: Any, is_left: Any, is_along: Any, is_slow: Any, product: Any, packing: Any
+) -> Any:
     """`multiply_panels`, and in the shade of it `pack_tile` for a panel that is needed later.
 
     The tile unit works on its own; meanwhile vectors pack. `packing` is source, how far apart, factor, where to, as
-    `pack_tile` has them, and how many whole blocks to pack, no more than are multiplied.
+    `pack_tile` has them, and how many whole blocks to pack: with `is_slow` one for every SLOW blocks that are
+    multiplied, which hides it, else one for each.
     """
-    is_of_left, along = bool(is_left.literal_value), bool(is_along.literal_value)
+    is_of_left, along, slow = (bool(choice.literal_value) for choice in (is_left, is_along, is_slow))
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
-        from_left, from_right, count, to, to_row, *begin, checks = cgutils.unpack_tuple(builder, values[2])
-        from_, distance, scale, to_packed, packs = cgutils.unpack_tuple(builder, values[3])
+        from_left, from_right, count, to, to_row, *begin, checks = cgutils.unpack_tuple(builder, values[3])
+        from_, distance, scale, to_packed, packs = cgutils.unpack_tuple(builder, values[4])
         panels = _PanelWriter(builder, from_left, from_right, to, to_row)
         w = panels.writer
-        packer = TilePacker(builder, is_of_left, along, distance, w.everywhere(scale))
+        packer = TilePacker(builder, is_of_left, along, distance, w.everywhere(scale), slow)
         rooms = [packer.room() if packer.turns else None for _ in range(2)]
         # From one half of the panel, and from one block, to the next.
         next_half = builder.mul(distance, INT64(SIDE)) if along else INT64(SIDE)
         next_block = INT64(STEP) if along else builder.mul(distance, INT64(STEP))
-        panels.begin(*begin)
-        with cgutils.for_range(builder, packs, intp=INT64) as loop:
-            numbers = builder.gep(w.at(ir.FloatType(), from_), [builder.mul(loop.index, next_block)])
-            words = builder.gep(w.at(INT32, to_packed), [builder.mul(loop.index, INT64(BLOCK_WORDS))])
+
+        def places(block: Any, half: Any) -> tuple[Any, Any]:
+            """Where half a block comes from, and where it goes."""
+            numbers = builder.add(builder.mul(block, next_block), builder.mul(half, next_half))
+            words = builder.add(builder.mul(block, INT64(BLOCK_WORDS)), builder.mul(half, INT64(TILE_WORDS)))
+            return builder.gep(w.at(ir.FloatType(), from_), [numbers]), builder.gep(w.at(INT32, to_packed), [words])
+
+        def all_of(block: Any) -> list[Piece]:
             turns: list[Piece] = []
             rows: list[Piece] = []
             for half, room in enumerate(rooms):
-                source_ = builder.gep(numbers, [next_half]) if half else numbers
-                words_ = builder.gep(words, [INT64(half * TILE_WORDS)])
+                source, target = places(block, INT64(half))
                 if packer.turns:
-                    turns += [functools.partial(packer.turn, source_, INT64(of_k), room) for of_k in range(2)]
-                rows += [functools.partial(packer.row, source_, INT64(r), room, words_) for r in range(SIDE)]
-            panels.block(loop.index, _spread(turns, 8) + rows)
-        with cgutils.for_range_slice(builder, packs, count, INT64(1), intp=INT64) as (number, _):
+                    turns += [functools.partial(packer.turn, source, INT64(of_k), room) for of_k in range(2)]
+                rows += [functools.partial(packer.row, source, INT64(r), room, target) for r in range(SIDE)]
+            return _spread(turns, 8) + rows
+
+        def quarter_of(number: Any) -> list[Piece]:
+            half, odd = builder.and_(builder.lshr(number, INT64(1)), INT64(1)), builder.and_(number, INT64(1))
+            source, target = places(builder.lshr(number, INT64(2)), half)
+
+            def turn() -> None:
+                with builder.if_then(builder.icmp_signed("==", odd, INT64(0))):
+                    for of_k in range(2):
+                        packer.turn(source, INT64(of_k), rooms[0])
+
+            first = builder.mul(odd, INT64(SIDE // 2))
+            rows: list[Piece] = [
+                functools.partial(packer.row, source, builder.add(first, INT64(r)), rooms[0], target)
+                for r in range(SIDE // 2)
+            ]
+            return _spread([turn] if packer.turns else [], 8) + rows
+
+        panels.begin(*begin)
+        together = builder.mul(packs, INT64(SLOW if slow else 1))
+        with cgutils.for_range(builder, together, intp=INT64) as loop:
+            panels.block(loop.index, quarter_of(loop.index) if slow else all_of(loop.index))
+        with cgutils.for_range_slice(builder, together, count, INT64(1), intp=INT64) as (number, _):
             panels.block(number)
         return panels.end(checks)
 
-    return types.boolean(is_left, is_along, product, packing), generate
+    return types.boolean(is_left, is_along, is_slow, product, packing), generate
 
 
 @machine_code
