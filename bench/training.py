@@ -32,8 +32,8 @@ from bench.training_report import OURS, Row
 from bench.training_steps import onnxgrad_step, torch_step
 
 FILE = Path(__file__).with_name("training.csv")
-# Turns are short: on a machine shared with others some of every side fall into quiet moments.
-FULL, QUICK = Effort(200, 9.0), Effort(12, 1.0)
+# Turns are short, a few steps: on a machine shared with others some of every side fall into quiet moments.
+SECONDS, QUICK = 9.0, Effort(12, 1.0)  # for each side
 STEPS, CLOSE = 5, 1e-3  # losses that are compared, and how far they may be apart
 
 
@@ -44,8 +44,8 @@ class DifferentLossesError(Exception):
 class Contest:
     """The cases of one invocation."""
 
-    def __init__(self, effort: Effort, folder: Path, console: Console) -> None:
-        self._effort, self._folder, self._console = effort, folder, console
+    def __init__(self, is_quick: bool, folder: Path, console: Console) -> None:
+        self._is_quick, self._folder, self._console = is_quick, folder, console
         self._threads = onnxgrad.get_num_threads()
         self.peer = OrtTrainingPeer(self._threads)
 
@@ -59,7 +59,7 @@ class Contest:
         rows = {side: Row(case.name, case.work, side) for side in (OURS, ORT_TRAINING, TORCH)}
         sides = self._sides(case, rows)
         neighbours = Neighbours()
-        timings = time_sides(sides, self._effort)
+        timings = time_sides(sides, QUICK if self._is_quick else Effort(case.turns, SECONDS))
         if (share := neighbours.share()) > NOTICEABLE:
             rows[OURS].note = f"{BUSY} {share:.0%} of the machine"
             self._console.print(f"[yellow]{case.work}: {rows[OURS].note}, so take the figures for a guess.[/]")
@@ -148,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows: list[Row] = []
     refusals: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
-        contest = Contest(QUICK if options.quick else FULL, Path(folder), console)
+        contest = Contest(options.quick, Path(folder), console)
         try:
             facts = datetime.date.today().isoformat(), machine.description(), _versions(contest.peer)
             for case in (c for c in CASES if not options.networks or c.name in options.networks):

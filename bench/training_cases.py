@@ -99,6 +99,7 @@ class TrainingCase:
     full: Size
     small: Size
     examples_axis: int = 0
+    turns: int = 200
     bars: Mapping[str, float] = field(default_factory=lambda: {TORCH: 1.0, ORT_TRAINING: 2.0})
 
     def module(self, size: Size) -> nn.Module:
@@ -143,6 +144,7 @@ CASES = (
         "MLP: 784-1024-1024-10, N128",
         Size(lambda: _mlp(784, 1024), lambda: _numbers(128, 784)),
         Size(lambda: _mlp(64, 64), lambda: _numbers(32, 64)),
+        turns=600,
     ),
     TrainingCase(
         "cnn",
