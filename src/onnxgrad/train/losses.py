@@ -230,8 +230,7 @@ class CrossEntropy(Loss):
         found = shape[self.axis] if shape is not None and -len(shape) <= self.axis < len(shape) else None
         classes = found if isinstance(found, int) else None
         # Read as numbers without a sign, those below 0 are the largest: one look is enough, if all is well.
-        unsigned = target.view(f"u{target.itemsize}")
-        if classes is not None and unsigned.max() < classes:
+        if classes is not None and target.view(f"u{target.itemsize}").max() < classes:
             return None
         wrong = target < 0
         if classes is not None:
