@@ -59,7 +59,7 @@ def ways():
 
 any_way = pytest.mark.parametrize("way", ways())
 OPERATORS = (permuted_mat_mul, permuted_mat_mul_norm)
-either = pytest.mark.parametrize("operator", OPERATORS, ids=["", "norm"])
+either = pytest.mark.parametrize("product", OPERATORS, ids=["", "norm"])
 
 
 def by(way):
@@ -75,16 +75,16 @@ def by(way):
 @pytest.mark.parametrize("case", CASES)
 @either
 @any_way
-def test_cases(way, operator, case, has_bias):
+def test_cases(way, product, case, has_bias):
     with by(way):
-        check(operator, *arrays(*CASES[case], has_bias=has_bias), **CASES[case][2])
+        check(product, *arrays(*CASES[case], has_bias=has_bias), **CASES[case][2])
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("case", ["beyond panels", "heads turned", "deep"])
 @either
-def test_types(operator, case, dtype):
-    check(operator, *arrays(*CASES[case], dtype=dtype), **CASES[case][2])
+def test_types(product, case, dtype):
+    check(product, *arrays(*CASES[case], dtype=dtype), **CASES[case][2])
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -103,17 +103,17 @@ def test_any_product(data):
     B, permB = stored([1 if data.draw(st.booleans()) else n for n in batches] + [depth, columns])
     attributes = {"permA": permA, "permB": permB, "permY": list(data.draw(st.permutations(range(rank))))}
     attributes["alpha"] = data.draw(st.sampled_from([1.0, 0.3]))
-    operator, has_bias = data.draw(st.sampled_from(OPERATORS)), data.draw(st.booleans())
-    check(operator, *arrays(A, B, attributes, has_bias=has_bias), **attributes)
+    product, has_bias = data.draw(st.sampled_from(OPERATORS)), data.draw(st.booleans())
+    check(product, *arrays(A, B, attributes, has_bias=has_bias), **attributes)
 
 
 @pytest.mark.parametrize(("A", "B"), [((0, 3), (3, 4)), ((2, 0), (0, 4)), ((2, 3), (3, 0)), ((0, 2, 3), (3, 4))])
 @pytest.mark.parametrize("has_bias", [False, True], ids=["", "bias"])
 @either
 @any_way
-def test_nothing(way, operator, A, B, has_bias):
+def test_nothing(way, product, A, B, has_bias):
     with by(way):
-        check(operator, *arrays(A, B, {}, has_bias=has_bias))
+        check(product, *arrays(A, B, {}, has_bias=has_bias))
 
 
 @pytest.mark.parametrize("layout", layouts(np.zeros((2, 2), np.float32)))
@@ -142,17 +142,17 @@ def test_threads_do_not_change_a_bit(way, rows, depth):
 @pytest.mark.parametrize("columns", [256, 1000, 1024])
 @either
 @any_way
-def test_wherever_a_result_lies(way, operator, columns, skipped):
+def test_wherever_a_result_lies(way, product, columns, skipped):
     """On cache lines or across them; rows of a power of two apart, or not."""
     with by(way):
         A, B, _ = arrays((140, 130), (130, columns), {})
         room = np.zeros(140 * columns + 32, np.float32)
         start = (-room.ctypes.data % 64) // 4 + skipped
         Y = room[start : start + 140 * columns].reshape(140, columns)
-        if operator is permuted_mat_mul:
-            operator.into(Y, A, B)
+        if product is permuted_mat_mul:
+            product.into(Y, A, B)
         else:
-            _, norm = operator.into((Y, np.empty((), np.float32)), A, B)
+            _, norm = product.into((Y, np.empty((), np.float32)), A, B)
             assert abs(norm / np.sqrt(np.sum(np.square(Y, dtype=np.float64))) - 1) < 2.0**-23
         assert same_bits(Y, permuted_mat_mul(A, B))
         assert not room[:start].any() and not room[start + Y.size :].any()
@@ -191,9 +191,9 @@ def test_numbers_that_bfloat16_has_not(way, number):
         B /= 10  # so that no product overflows
         A[3, 4] = number
         with np.errstate(over="ignore", invalid="ignore"):
-            for operator in OPERATORS:
-                check(operator, A, B, bias)
-                check(operator, B, A, None, permA=[1, 0], permB=[1, 0])
+            for product in OPERATORS:
+                check(product, A, B, bias)
+                check(product, B, A, None, permA=[1, 0], permB=[1, 0])
 
 
 @pytest.mark.parametrize("at", [(0, 0), (150, 3), (40, 800), (199, 899)])
@@ -204,9 +204,9 @@ def test_such_numbers_are_found_anywhere(way, at):
         A, B, bias = arrays((200, 900), (900, 170), {})
         B /= 100
         A[at] = np.finfo(np.float32).max
-        for operator in OPERATORS:
-            check(operator, A, B, bias)
-            check(operator, B, A, None, permA=[1, 0], permB=[1, 0])
+        for product in OPERATORS:
+            check(product, A, B, bias)
+            check(product, B, A, None, permA=[1, 0], permB=[1, 0])
 
 
 @any_way
@@ -235,8 +235,8 @@ def test_function():
         for name in layouts_:
             A, B, attributes = CASES[name]
             given = tuple(arrays(A, B, attributes, dtype, has_bias))
-            for operator in OPERATORS:
-                check_functions(operator, (given, attributes))
+            for product in OPERATORS:
+                check_functions(product, (given, attributes))
 
 
 def test_refused():
