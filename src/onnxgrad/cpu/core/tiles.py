@@ -178,7 +178,7 @@ def multiply_and_pack(
 
     The tile unit works on its own; meanwhile vectors pack. `packing` is source, how far apart, factor, where to, as
     `pack_tile` has them, and how many whole blocks to pack: with `is_slow` one for every SLOW blocks that are
-    multiplied, which hides it, else one for each.
+    multiplied, which takes less of their time, else one for each.
     """
     is_of_left, along, slow = (bool(choice.literal_value) for choice in (is_left, is_along, is_slow))
 
