@@ -11,7 +11,7 @@ demo: .venv/demo
 # that take about as long.
 ON_A_GPU_1 := $(patsubst %,tests/ops/test_%.py,gru gru_errors gather) tests/test_golden.py
 ON_A_GPU_2 := $(patsubst %,tests/ops/test_%.py,gather_elements slice softmax layer_normalization dropout activation gelu conv matrix \
-	max_pool average_pool softmax_cross_entropy_loss) tests/test_cuda_calls.py tests/train/test_optim_cuda.py
+	max_pool average_pool softmax_cross_entropy_loss) tests/cuda/test_calls.py tests/cuda/test_optimizers.py
 
 # On the CPU, two files at a time, those of operators first: they compile kernels one by one, for all others to find.
 # Then the Triton kernels in Triton's interpreter, which needs no GPU; its reports end with what they left out. Beside
@@ -36,6 +36,7 @@ lint: .venv/ready
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
+	.venv/bin/lint-imports
 
 # Speed against onnxruntime-training, PyTorch and NumPy, into bench/results.csv, bench/training.csv and the README.
 bench: .venv/ready .venv-peer/ready

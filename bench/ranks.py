@@ -59,7 +59,7 @@ def rank_main(shard: bool, examples: int) -> None:
     """One process: its times of a step and of communication, and its memory, printed by rank 0."""
     from onnxgrad import get_num_threads
     from onnxgrad.train import losses, optim
-    from onnxgrad.train.ranks import Ranks
+    from onnxgrad.train.distributed.ranks import Ranks
     from onnxgrad.train.trainer import Trainer
 
     communicator = None

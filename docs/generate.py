@@ -10,7 +10,7 @@ import click
 from reference import api_page
 
 from onnxgrad.cli import train
-from onnxgrad.coverage import BACKENDS, RuleRow, has_kernel, operators, rules, short_types, type_names
+from onnxgrad.cli.coverage import BACKENDS, RuleRow, operators, rules, short_types, type_names
 from onnxgrad.op import Attribute, Op
 
 ROOT = Path(__file__).parents[1]
@@ -27,7 +27,7 @@ def table() -> str:
         "|---|---|" + "---|" * len(BACKENDS) + "---|",
     ]
     for op in operators():
-        marks = " | ".join("✓" if has_kernel(op, folder) else "–" for folder in BACKENDS)
+        marks = " | ".join("✓" if op.has_kernel(folder) else "–" for folder in BACKENDS)
         anchor = f"docs/operators.md#{op.name.lower()}"
         lines.append(f"| [{op.name}]({anchor}) | `onnxgrad.{op.function_name}` | {marks} | {short_types(op)} |")
     return "\n".join(lines)
@@ -49,8 +49,8 @@ def page(op: Op) -> str:
         lines.append(f"| {entry.name} | attribute | {kind} | default {default_text(entry)} |")
     constraints = {p.constraint.name: p.constraint for p in (*op.inputs, *op.outputs)}
     lines += ["", *(f"- {c.name}: {type_names(c.types)}" for c in constraints.values())]
-    folders = ["ops", *(folder for folder in BACKENDS if has_kernel(op, folder))]
-    devices = ", ".join(name for folder, name in BACKENDS.items() if has_kernel(op, folder))
+    folders = ["ops", *(folder for folder in BACKENDS if op.has_kernel(folder))]
+    devices = ", ".join(name for folder, name in BACKENDS.items() if op.has_kernel(folder))
     sources = ", ".join(f"`src/onnxgrad/{folder}/{op.module}.py`" for folder in folders)
     return "\n".join([*lines, "", f"Devices: {devices}. Source: {sources}."])
 

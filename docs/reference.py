@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import onnxgrad
-from onnxgrad.coverage import operators
+from onnxgrad.cli.coverage import operators
 from onnxgrad.op import Op
 
 WIDTH = 100  # of a signature on one line
@@ -45,8 +45,8 @@ RESULTS = {
     "Record": "onnxgrad.train.fitting",
     "TrainingStoppedError": "onnxgrad.train.fitting",
     "Interrupted": "onnxgrad.train.interruption",
-    "GradientCheck": "onnxgrad.checking",
-    "Compared": "onnxgrad.checking",
+    "GradientCheck": "onnxgrad.autodiff.check",
+    "Compared": "onnxgrad.autodiff.check",
 }
 MADE_BY_USERS = ("Trainer", "Batches")
 VARIABLES = {"GradientCheck": "report"}  # for those whose name in lower case would be none

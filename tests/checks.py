@@ -13,8 +13,7 @@ import ml_dtypes
 import numpy as np
 
 import onnxgrad
-from onnxgrad import memory, threads
-from onnxgrad.coverage import has_kernel
+from onnxgrad.cpu.core import memory, threads
 
 # Where the kernels under test run: "cpu", or "cuda" and "interpreter", where tensors of torch go in and come out.
 DEVICE = os.environ.get("ONNXGRAD_TEST_DEVICE", "cpu")
@@ -146,7 +145,7 @@ def readable(array: np.ndarray) -> np.ndarray:
 
 def runs_on_gpus(op: Any) -> bool:
     """Whether it has a kernel there; what only reads shapes needs none, and some operators are the CPU's alone."""
-    return not op.on_host_only and has_kernel(op, "cuda")
+    return not op.on_host_only and op.has_kernel("cuda")
 
 
 def call(op: Any, *args: Any, **kwargs: Any) -> Any:

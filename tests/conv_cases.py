@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrad.windows import walk
+from onnxgrad.ops.families.windows import walk
 
 # {name: (shape of X, shape of W, attributes)}; sizes reach past the blocks in which the kernel works
 CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {

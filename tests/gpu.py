@@ -156,7 +156,7 @@ def _captured(op: Any, tensors: list[Any], named: dict[str, Any]) -> tuple[Any, 
     return results
 
 
-# Sentences that speak of NumPy's arrays and lists: on a GPU there are others, tested in tests/test_cuda_calls.py.
+# Sentences that speak of NumPy's arrays and lists: on a GPU there are others, tested in tests/cuda/test_calls.py.
 ONLY_ON_CPU = ("a NumPy array of", "indices holds bool values", "SL holds values")
 
 

@@ -9,9 +9,9 @@ import onnxruntime
 from onnx import TensorProto, defs, helper, numpy_helper
 
 import onnxgrad
-from onnxgrad.checking import evaluator
+from onnxgrad.autodiff.check import evaluator
 from onnxgrad.graph.builder import MICROSOFT
-from onnxgrad.graph.inference import infer_shapes
+from onnxgrad.passes.infer import infer_shapes
 
 OPSET = 21
 EXACT = 2e-6  # relative error of a central difference in float64, with room for curvature

@@ -39,8 +39,8 @@ MODULES = (
     "tests.ops.test_gru",
     "tests.ops.test_gru_errors",
     "tests.test_golden",
-    "tests.test_cuda_calls",
-    "tests.train.test_optim_cuda",
+    "tests.cuda.test_calls",
+    "tests.cuda.test_optimizers",
     "tests.test_torch",
 )
 # These look at what the whole machine does, so they run alone.

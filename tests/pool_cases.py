@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrad.pools import axes_of, settings
+from onnxgrad.ops.families.pools import axes_of, settings
 
 DEFAULTS = {"auto_pad": "NOTSET", "ceil_mode": 0, "dilations": None, "pads": None, "strides": None}
 POOLS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {

@@ -17,9 +17,9 @@ import onnx
 from onnx import TensorProto
 
 import onnxgrad
-from onnxgrad.backward import NoRuleError
-from onnxgrad.checking import evaluator
-from onnxgrad.precision import in_float64
+from onnxgrad.autodiff.check import evaluator
+from onnxgrad.autodiff.engine import NoRuleError
+from onnxgrad.autodiff.float64 import in_float64
 
 TABLE = Path(__file__).parent.parent / "docs" / "standard-cases.md"
 FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)

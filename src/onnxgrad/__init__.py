@@ -3,9 +3,11 @@
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
-from onnxgrad.functions import add_functions
+from onnxgrad.cpu.core.threads import get_num_threads, set_num_threads
+from onnxgrad.functions.add_functions import add_functions
 from onnxgrad.op import OPERATORS as _OPERATORS
-from onnxgrad.op import discover as _discover
+from onnxgrad.op import reference_ops
+from onnxgrad.ops import load_operators as _load_operators
 from onnxgrad.ops.broadcast import broadcast_gradient_args
 from onnxgrad.ops.gather import gather_grad
 from onnxgrad.ops.gather_elements import gather_elements_grad
@@ -14,18 +16,16 @@ from onnxgrad.ops.lstm import lstm_grad, lstm_training
 from onnxgrad.ops.rnn import rnn_grad
 from onnxgrad.ops.slice import slice_grad
 from onnxgrad.runtime.register import register
-from onnxgrad.schema import reference_ops
-from onnxgrad.threads import get_num_threads, set_num_threads
 
 if _TYPE_CHECKING:
-    from onnxgrad.checking import check_gradient
-    from onnxgrad.differentiate import gradient
+    from onnxgrad.autodiff.check import check_gradient
+    from onnxgrad.autodiff.differentiate import gradient
     from onnxgrad.rules import vjp
     from onnxgrad.train import losses, metrics, optim, schedules
     from onnxgrad.train.batches import Batches
     from onnxgrad.train.trainer import Trainer
 
-_discover()
+_load_operators()
 globals().update({_op.function_name: _op for _op in _OPERATORS.values()})  # those without an import above, too
 __version__ = "0.1.0"
 __all__ = [
@@ -57,8 +57,8 @@ __all__ = [
 _LATER = {
     "Batches": "onnxgrad.train.batches",
     "Trainer": "onnxgrad.train.trainer",
-    "check_gradient": "onnxgrad.checking",
-    "gradient": "onnxgrad.differentiate",
+    "check_gradient": "onnxgrad.autodiff.check",
+    "gradient": "onnxgrad.autodiff.differentiate",
     "losses": "onnxgrad.train",
     "metrics": "onnxgrad.train",
     "optim": "onnxgrad.train",

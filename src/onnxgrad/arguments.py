@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence, Set
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from onnxgrad.schema import Attribute, Input
 from onnxgrad.tensor_types import Array
-
-if TYPE_CHECKING:
-    from onnxgrad.op import Attribute, Input
 
 NATIVE_INT64 = np.dtype(np.int64)
 

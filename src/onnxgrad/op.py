@@ -2,53 +2,37 @@
 
 import functools
 import importlib
+import importlib.util
 import inspect
-import pkgutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from types import NoneType, UnionType
-from typing import Annotated, Any, Generic, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+from types import ModuleType, NoneType, UnionType
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Generic,
+    ParamSpec,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import numpy as np
 
 from onnxgrad import arguments
-from onnxgrad.frameworks import in_kind, is_foreign, is_on_gpu, to_numpy
-from onnxgrad.memory import GIVEN, allocate
-from onnxgrad.schema import Known, register
-from onnxgrad.tensor_types import Array, TypeConstraint
+from onnxgrad.interop import in_kind, is_foreign, is_on_gpu, to_numpy
+from onnxgrad.schema import Attribute, Input, Known, Output, register
+from onnxgrad.tensor_types import Array
+
+if TYPE_CHECKING:
+    from onnx.reference.op_run import OpRun
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 OPERATORS: dict[str, "Op[..., Any]"] = {}
-
-
-@dataclass(frozen=True)
-class Input:
-    """One positional tensor of an operator."""
-
-    name: str
-    constraint: TypeConstraint
-    optional: bool
-
-
-@dataclass(frozen=True)
-class Output:
-    """One result of an operator; `optional` ones may be left out of a graph."""
-
-    name: str
-    constraint: TypeConstraint
-    optional: bool
-
-
-@dataclass(frozen=True)
-class Attribute:
-    """One compile-time setting of an operator: int, float, str, or a sequence of these."""
-
-    name: str
-    kind: type
-    is_list: bool
-    default: Any
 
 
 class Op(Generic[P, R]):
@@ -62,14 +46,12 @@ class Op(Generic[P, R]):
         shape: Callable[..., Any],
         longest: Callable[..., Any] | None,
         check_values: Callable[..., None] | None,
-        function: Callable[..., Any] | None,
         domain: str,
         version: int,
     ) -> None:
         functools.update_wrapper(self, body)
         self.name, self.domain, self.version = name, domain, version
         self.body, self.shape_rule, self.longest, self.check_values = body, shape, longest, check_values
-        self.function = function
         self.function_name = body.__name__
         self.module = body.__module__.rsplit(".", 1)[-1]
         self.inputs, self.attributes, self.chooses_outputs = _read_parameters(body)
@@ -111,27 +93,46 @@ class Op(Generic[P, R]):
         try:
             values = arguments.bind(self._order, self._by_position, self._defaults, args, kwargs)
             inputs = arguments.to_arrays(self.inputs, values)
-            attributes, wanted = self._settings(values)
-            self._checked_shapes(inputs, attributes)
+            attributes, wanted = self.settings(values)
+            self.checked_shapes(inputs, attributes)
             if self.chooses_outputs:
                 attributes = {**attributes, "outputs": wanted}
             return self.body(*inputs, **attributes)  # type: ignore[arg-type]
         except (TypeError, ValueError, IndexError, MemoryError) as error:
             raise self.named(error) from None
 
+    def _module(self, folder: str) -> ModuleType | None:
+        """The file of that folder which has the same name as the operator's own, if there is one."""
+        name = f"onnxgrad.{folder}.{self.module}"
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name != name:
+                raise
+            return None
+
     def kernel(self, backend: str) -> Callable[..., Any]:
         """The kernel for "cpu" or "cuda": the function of the same name in the backend's module of the same name."""
         if backend not in self._kernels:
-            name = f"onnxgrad.{backend}.{self.module}"
-            try:
-                module = importlib.import_module(name)
-            except ModuleNotFoundError as error:
-                if error.name != name:
-                    raise
-                raise TypeError("has no kernel for GPUs, expected arrays in the CPU's memory") from None
+            module = self._module(backend)
+            if module is None:
+                raise TypeError("has no kernel for GPUs, expected arrays in the CPU's memory")
             self._kernels[backend] = getattr(module, self.function_name)
             self._asked_for[backend] = frozenset(inspect.signature(self._kernels[backend]).parameters)
         return self._kernels[backend]
+
+    def has_kernel(self, backend: str) -> bool:
+        """Whether the backend has a file for the operator; none is loaded."""
+        return importlib.util.find_spec(f"onnxgrad.{backend}.{self.module}") is not None
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """What writes the operator as an ONNX function, found in functions/ as kernels are found in theirs.
+
+        It maps a functions.body.Body, the inputs (None where absent) and those attributes that it declares to the list
+        of outputs.
+        """
+        return getattr(self._module("functions"), self.function_name)  # type: ignore[no-any-return]
 
     def kernel_asks_for(self, backend: str, parameter: str) -> bool:
         """Whether that kernel wants to be told something that is no part of the operator."""
@@ -151,13 +152,13 @@ class Op(Generic[P, R]):
                     break
             results: tuple[Any, ...]
             if like is None:
-                results = self._run_on_cpu(out, values)
+                results = _caller("cpu")(self, out, values)
             elif not self.on_host_only and any(is_on_gpu(v) for v in values):
                 results = self._run_on_gpu(out, values, *how)
             else:
                 arrays = [to_numpy(v) if is_foreign(v) else v for v in values]
                 given = None if out is None else [to_numpy(o) if is_foreign(o) else o for o in out]
-                results = self._run_on_cpu(given, arrays)
+                results = _caller("cpu")(self, given, arrays)
                 results = tuple(
                     None if r is None else in_kind(r, like) if out is None else out[k] for k, r in enumerate(results)
                 )
@@ -165,53 +166,23 @@ class Op(Generic[P, R]):
             raise self.named(error) from None
         return results[0] if len(results) == 1 else results  # type: ignore[return-value]
 
-    def _run_on_cpu(self, out: Sequence[Array | None] | None, values: Sequence[Any]) -> tuple[Array | None, ...]:
-        inputs = arguments.to_arrays(self.inputs, values)
-        attributes, wanted = self._settings(values) if len(values) > len(inputs) else ({}, None)
-        kernel = self._kernels.get("cpu") or self.kernel("cpu")
-        if self.longest is not None and out is None:
-            room = [np.empty(n, arguments.NATIVE_INT64) for n in self.longest(*inputs, **attributes)]
-            filled = kernel(*inputs, *room, **attributes)
-            return tuple([array[:length] for array, length in zip(room, filled, strict=True)])
-        results = self._results(out, inputs, attributes, wanted)
-        kernel(*inputs, *results, **attributes)
-        return results
-
     def _run_on_gpu(
         self, out: Sequence[Any] | None, values: Sequence[Any], check: bool, deterministic: bool
     ) -> tuple[Any, ...]:
         try:
-            from onnxgrad.cuda.core.call import run
+            run = _caller("cuda")
         except ImportError as error:
             raise MissingLibraryError(
                 f"arrays on a GPU need torch and triton: pip install onnxgrad[cuda] ({error})"
             ) from None
-        return run(self, out, values, *self._settings(values), check, deterministic)
-
-    def _results(
-        self,
-        out: Sequence[Array | None] | None,
-        inputs: Sequence[Array | None],
-        attributes: dict[str, Any],
-        wanted: frozenset[str] | None,
-    ) -> tuple[Array | None, ...]:
-        """The arrays to write to, the caller's or new ones; a kernel that asks for it is told what they are."""
-        shapes = self._checked_shapes(inputs, attributes)
-        dtypes: list[np.dtype[Any]] = [inputs[source].dtype for source in self.dtype_sources]  # type: ignore[union-attr]
-        if out is not None:
-            return arguments.check_out(out, self.output_names, shapes, dtypes, wanted, inputs)
-        asked = [wanted is None or name in wanted for name in self.output_names]
-        made = [allocate(s, d) if a else (None, GIVEN) for a, s, d in zip(asked, shapes, dtypes, strict=True)]
-        if self.kernel_asks_for("cpu", "memory"):
-            attributes["memory"] = made[0][1]
-        return tuple(array for array, _ in made)
+        return run(self, out, values, *self.settings(values), check, deterministic)
 
     def named(self, error: Exception) -> Exception:
         """The same error, its sentence opening with the operator's name."""
         error.args = (f"{self.name}: {error.args[0] if error.args else type(error).__name__}",)
         return error
 
-    def _settings(self, values: Sequence[Any]) -> tuple[dict[str, Any], frozenset[str] | None]:
+    def settings(self, values: Sequence[Any]) -> tuple[dict[str, Any], frozenset[str] | None]:
         """The attributes, and the outputs wanted."""
         attributes = {}
         if self.attributes:
@@ -220,7 +191,7 @@ class Op(Generic[P, R]):
         wanted = arguments.to_output_names(values[-1], self.output_names) if self.chooses_outputs else None
         return attributes, wanted
 
-    def _checked_shapes(self, inputs: Sequence[Array | None], attributes: Mapping[str, Any]) -> list[tuple[int, ...]]:
+    def checked_shapes(self, inputs: Sequence[Array | None], attributes: Mapping[str, Any]) -> list[tuple[int, ...]]:
         known = [
             None if x is None else Known(x.shape, tuple(x.tolist()) if declared.constraint.on_host else None)
             for x, declared in zip(inputs, self.inputs, strict=True)
@@ -237,6 +208,12 @@ class Op(Generic[P, R]):
         for name, shape in zip(self.output_names, shapes, strict=True):
             arguments.check_size(name, shape)
         return shapes
+
+
+@functools.cache
+def _caller(backend: str) -> Callable[..., tuple[Any, ...]]:
+    """What a backend runs an operator's call with; backends import the operators, so they are found by name."""
+    return importlib.import_module(f"onnxgrad.{backend}.core.call").run  # type: ignore[no-any-return]
 
 
 class MissingLibraryError(ImportError):
@@ -262,7 +239,6 @@ def op(
     shape: Callable[..., Any],
     longest: Callable[..., Any] | None = None,
     check_values: Callable[..., None] | None = None,
-    function: Callable[..., Any] | None = None,
     domain: str = "com.microsoft",
     version: int = 1,
 ) -> Callable[[Callable[P, R]], Op[P, R]]:
@@ -273,26 +249,29 @@ def op(
     `shape` maps what is known of the inputs (schema.Known) and the attributes to the outputs' shapes, and raises
     ValueError where they contradict each other; a call and onnx's shape inference both use it. Where shapes depend on
     values, `longest` maps the inputs to lengths that are enough for the outputs, which are vectors of int64, and the
-    kernel returns the lengths it filled. `check_values` raises for values that no input may have. `function` writes
-    the operator as an ONNX function: it maps a function_body.Body, the inputs (None where absent) and those attributes
-    that it declares to the list of outputs.
+    kernel returns the lengths it filled. `check_values` raises for values that no input may have.
     """
 
     def declare(body: Callable[P, R]) -> Op[P, R]:
         names = (outputs,) if isinstance(outputs, str) else tuple(outputs)
-        declared = Op(name, body, names, shape, longest, check_values, function, domain, version)
+        declared = Op(name, body, names, shape, longest, check_values, domain, version)
         OPERATORS[name] = declared
         return declared
 
     return declare
 
 
-def discover() -> None:
-    """Imports every module of ops/, which declares every operator."""
-    import onnxgrad.ops
+def reference_ops() -> "list[type[OpRun]]":
+    """Every operator as a class for `onnx.reference.ReferenceEvaluator(model, new_ops=onnxgrad.reference_ops())`."""
+    from onnx.reference.op_run import OpRun
 
-    for module in pkgutil.iter_modules(onnxgrad.ops.__path__):
-        importlib.import_module(f"onnxgrad.ops.{module.name}")
+    def run(self: Any, *inputs: Any, **attributes: Any) -> tuple[Any, ...]:
+        # onnx.reference wants an array for every output, so those that the node leaves out are computed too.
+        result = OPERATORS[type(self).__name__].definition(*inputs, **attributes)
+        everything = result if isinstance(result, tuple) else (result,)
+        return everything[: len(self.onnx_node.output)]
+
+    return [type(op.name, (OpRun,), {"op_domain": op.domain, "_run": run}) for op in OPERATORS.values()]
 
 
 def _without_none(annotation: Any) -> tuple[Any, bool]:

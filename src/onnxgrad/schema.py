@@ -1,20 +1,59 @@
-"""The ONNX side of an operator: its schema with shape inference, and its class for onnx.reference."""
+"""The ONNX side of an operator: what it declares, and its schema with shape inference."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import onnx
 from onnx.defs import OpSchema
 
-if TYPE_CHECKING:
-    from onnx.reference.op_run import OpRun
-
-    from onnxgrad.op import Attribute, Input, Op
+from onnxgrad.tensor_types import TypeConstraint
 
 Dim: TypeAlias = int | str | None  # a number, a symbol, or unknown
 MOST_DIMENSIONS = 64  # NumPy's limit
+
+
+@dataclass(frozen=True)
+class Input:
+    """One positional tensor of an operator."""
+
+    name: str
+    constraint: TypeConstraint
+    optional: bool
+
+
+@dataclass(frozen=True)
+class Output:
+    """One result of an operator; `optional` ones may be left out of a graph."""
+
+    name: str
+    constraint: TypeConstraint
+    optional: bool
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """One compile-time setting of an operator: int, float, str, or a sequence of these."""
+
+    name: str
+    kind: type
+    is_list: bool
+    default: Any
+
+
+class Declaration(Protocol):
+    """What an operator tells onnx of itself; op.Op does."""
+
+    name: str
+    domain: str
+    version: int
+    doc: str
+    inputs: list[Input]
+    outputs: list[Output]
+    attributes: list[Attribute]
+    shape_rule: Callable[..., Any]
 
 
 class Known(NamedTuple):
@@ -54,7 +93,7 @@ def agree(given: Sequence[Dim], expected: Sequence[Dim]) -> bool:
     )
 
 
-def register(op: Op[..., Any]) -> OpSchema:
+def register(op: Declaration) -> OpSchema:
     """Makes the operator known to onnx: checker, shape inference and version look-up."""
     constraints = {i.constraint.name: i.constraint for i in op.inputs} | {
         o.constraint.name: o.constraint for o in op.outputs
@@ -74,21 +113,6 @@ def register(op: Op[..., Any]) -> OpSchema:
         onnx.defs.deregister_schema(op.name, onnx.defs.get_schema(op.name, domain=op.domain).since_version, op.domain)
     onnx.defs.register_schema(schema)
     return schema
-
-
-def reference_ops() -> list[type[OpRun]]:
-    """Every operator as a class for `onnx.reference.ReferenceEvaluator(model, new_ops=onnxgrad.reference_ops())`."""
-    from onnx.reference.op_run import OpRun
-
-    from onnxgrad.op import OPERATORS
-
-    def run(self: Any, *inputs: Any, **attributes: Any) -> tuple[Any, ...]:
-        # onnx.reference wants an array for every output, so those that the node leaves out are computed too.
-        result = OPERATORS[type(self).__name__].definition(*inputs, **attributes)
-        everything = result if isinstance(result, tuple) else (result,)
-        return everything[: len(self.onnx_node.output)]
-
-    return [type(op.name, (OpRun,), {"op_domain": op.domain, "_run": run}) for op in OPERATORS.values()]
 
 
 def _formal(name: str, variable: str, optional: bool) -> OpSchema.FormalParameter:
@@ -111,7 +135,7 @@ def _attribute(attribute: Attribute) -> OpSchema.Attribute:
     return OpSchema.Attribute(attribute.name, onnx.helper.make_attribute(attribute.name, attribute.default))
 
 
-def _infer(op: Op[..., Any], context: Any) -> None:
+def _infer(op: Declaration, context: Any) -> None:
     """Types and shapes of the outputs, as far as the inputs tell."""
     known: list[Known | None] = []
     element_types: dict[str, int] = {}

@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 
-from onnxgrad import gather_elements_grad, gather_grad, gru_grad, gru_training, slice_grad
 from onnxgrad.arguments import check_axis
-from onnxgrad.ops.slice import slice_ranges
+from onnxgrad.ops.gather import gather_grad
+from onnxgrad.ops.gather_elements import gather_elements_grad
+from onnxgrad.ops.gru import gru_grad, gru_training
+from onnxgrad.ops.slice import slice_grad, slice_ranges
 from onnxgrad.schema import Known
 
 __all__ = ["gather", "gather_elements", "gru", "slice"]

@@ -9,7 +9,7 @@ from tests.checks import DEVICE, check, raises, same_bits
 from tests.runtime.nodes import feeds_of, model_of
 
 import onnxgrad
-from onnxgrad import groups
+from onnxgrad.cpu.core import groups
 from onnxgrad.ops.all_reduce import all_reduce_sum
 
 TYPES = [np.dtype(np.float32), np.dtype(np.float64)]

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.checks import FLOATS, call, check, check_refused, examples, layouts
-from tests.function_models import check_functions
+from tests.functions.models import check_functions
 from tests.pool_cases import POOLS, numbers, windows
 from torch.nn import functional
 

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.checks import FLOATS, assert_close, call, check, check_refused, examples, expect, layouts
 from tests.conv_cases import CASES, arrays, is_right_in_onnx_reference, output_shape
-from tests.function_models import check_functions, model_of, node_of, session
+from tests.functions.models import check_functions, model_of, node_of, session
 
 from onnxgrad import add_functions
-from onnxgrad.cpu.core.conv_plans import image_plan
+from onnxgrad.cpu.core.conv.tables import image_plan
 from onnxgrad.ops.conv import conv_grad
 
 NAMES = ("dX", "dW", "dB")
@@ -63,7 +63,7 @@ def test_image_in_many_bands():
     X, W, attributes = (8, 20, 7, 6, 33), (5, 20, 3, 2, 3), {"pads": [1] * 6, "dilations": [2, 1, 1]}
     check(conv_grad, *arrays(X, W, attributes), **attributes)
     attributes = {"strides": [1, 2, 3]}
-    with mock.patch("onnxgrad.cpu.core.conv_plans.SEEN", 1):
+    with mock.patch("onnxgrad.cpu.core.conv.tables.SEEN", 1):
         image_plan.cache_clear()
         check(conv_grad, *arrays(X, W, attributes), **attributes)
     image_plan.cache_clear()

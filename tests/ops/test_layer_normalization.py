@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.checks import FLOATS, call, check, check_refused, examples, layouts
-from tests.function_models import FLOATS as IN_ONNXRUNTIME
-from tests.function_models import check_functions
+from tests.functions.models import FLOATS as IN_ONNXRUNTIME
+from tests.functions.models import check_functions
 from torch.nn import functional
 
 from onnxgrad.ops.layer_normalization import layer_normalization_grad, simplified_layer_normalization_grad

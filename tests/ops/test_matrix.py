@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.checks import DEVICE, FLOATS, call, check, check_refused, examples, layouts, on_threads, same_bits
-from tests.function_models import check_functions
+from tests.functions.models import check_functions
 
 from onnxgrad.ops.matrix import permuted_mat_mul, permuted_mat_mul_norm
 
@@ -52,7 +52,7 @@ def ways():
     """What float32 numbers are multiplied by: on a CPU there may be two kinds of units, a GPU sees to it itself."""
     if DEVICE != "cpu":
         return ["device"]
-    from onnxgrad.cpu.core.tiles import have_tiles
+    from onnxgrad.cpu.core.matmul.amx import have_tiles
 
     return ["vectors", "tiles"] if have_tiles() else ["vectors"]
 
@@ -223,7 +223,7 @@ def test_tiny_numbers(way):
 @pytest.mark.skipif(DEVICE != "cpu", reason="a matter of the CPU")
 def test_tiles_can_be_turned_off():
     """In a process of its own: whether there are tiles is asked once."""
-    script = "from onnxgrad.cpu.core.tiles import have_tiles; print(have_tiles())"
+    script = "from onnxgrad.cpu.core.matmul.amx import have_tiles; print(have_tiles())"
     environment = {**os.environ, "ONNXGRAD_TILES": "0"}
     run = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "False"

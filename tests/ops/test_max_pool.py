@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
 from tests.checks import FLOATS, call, check, check_refused, examples, layouts
-from tests.function_models import check_functions, model_of, node_of, session
+from tests.functions.models import check_functions, model_of, node_of, session
 from tests.pool_cases import POOLS, numbers, windows
 from torch.nn import functional
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.checks import FLOATS, INDICES, call, check, check_refused, examples, layouts
-from tests.function_models import check_functions
+from tests.functions.models import check_functions
 
 from onnxgrad.ops.softmax_cross_entropy_loss import (
     softmax_cross_entropy_loss_grad,

@@ -7,7 +7,7 @@ from tests.gradients import evaluate, model_of_node
 from torch.nn import functional
 
 import onnxgrad
-from onnxgrad.backward import NoRuleError
+from onnxgrad.autodiff.engine import NoRuleError
 from onnxgrad.rules import load_rules
 
 load_rules()

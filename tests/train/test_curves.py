@@ -14,7 +14,8 @@ from tests.checks import same_bits
 from torch import Tensor, nn
 from torch.nn import functional
 
-from onnxgrad.train import losses, optim, products
+from onnxgrad.passes import use_amx_matmul as products
+from onnxgrad.train import losses, optim
 from onnxgrad.train.trainer import Trainer
 
 STEPS, CLOSE = 100, 1e-3

@@ -10,11 +10,11 @@ from onnx import helper
 from tests.checks import raises
 
 import onnxgrad
-from onnxgrad.checking import evaluator
+from onnxgrad.autodiff.check import evaluator
 from onnxgrad.graph.builder import Builder, op
-from onnxgrad.prepared import prepare
+from onnxgrad.passes.append_loss import append_loss
+from onnxgrad.passes.prepare import prepare
 from onnxgrad.train import losses
-from onnxgrad.train.objective import append_loss
 
 RNG = np.random.default_rng(0)
 SHAPE = (4, 5, 3)

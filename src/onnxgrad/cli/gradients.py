@@ -8,7 +8,6 @@ from typing import Any
 import click
 from rich.console import Console
 
-import onnxgrad
 from onnxgrad.cli.group import command
 from onnxgrad.cli.tables import described, plain_console, show, size
 
@@ -45,8 +44,8 @@ def grad(model: Path, output: Path, of: Sequence[str], wrt: Sequence[str], param
     onnxgrad grad classifier.onnx -o saliency.onnx --of logits --wrt image
     onnxgrad grad model.onnx -o head.onnx --of loss --wrt 'classifier.*'
     """
-    from onnxgrad.differentiate import differentiate, load
-    from onnxgrad.saving import expect_place, save
+    from onnxgrad.autodiff.differentiate import differentiate, load
+    from onnxgrad.graph.files import expect_place, save
 
     expect_place(output)
     before = load(model)
@@ -101,8 +100,9 @@ def check(
     onnxgrad check model.onnx --dim batch=4 --dim sequence=16
     onnxgrad check model.onnx --feeds sample.npz --of loss --wrt 'encoder.*'
     """
-    from onnxgrad.differentiate import load
-    from onnxgrad.random_feeds import random_feeds
+    from onnxgrad.autodiff.check import check_gradient
+    from onnxgrad.autodiff.differentiate import load
+    from onnxgrad.cli.random_feeds import random_feeds
 
     loaded = load(model)
     if feeds is None:
@@ -115,7 +115,7 @@ def check(
     kinds = ", ".join(f"{name} {array.dtype}{list(array.shape)}" for name, array in given.items())
     console.print(f"{'random inputs' if feeds is None else 'inputs'}: {kinds or 'none'}", markup=False)
     with Console(stderr=True).status("comparing with difference quotients"):
-        found = onnxgrad.check_gradient(model, given, list(wrt) or None, list(of) or None, directions=directions)
+        found = check_gradient(model, given, list(wrt) or None, list(of) or None, directions=directions)
     rows = [
         [row.name, str(list(row.shape)), f"{row.gradient:.6g}", f"{row.difference:.6g}", f"{row.error:.1e}"]
         for row in found

@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-import onnxgrad
 from onnxgrad.cli.launch import end_all
 
 INTERRUPTED = 130  # what shells say of a program that Ctrl-C has ended
@@ -29,7 +28,7 @@ class Failed(Refused):
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]}, no_args_is_help=True)
-@click.version_option(onnxgrad.__version__, prog_name="onnxgrad")
+@click.version_option(package_name="onnxgrad", prog_name="onnxgrad")
 def main() -> None:
     """Training of ONNX models, and gradients of ONNX models as ONNX models.
 

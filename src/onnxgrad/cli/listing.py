@@ -19,7 +19,7 @@ def ops(pattern: str, rules: bool) -> None:
     onnxgrad ops --rules 'Reduce*'
     onnxgrad ops --rules conv
     """
-    from onnxgrad import coverage
+    from onnxgrad.cli import coverage
 
     if rules:
         found = [row for row in coverage.rules() if matches(row.operator, pattern)]
@@ -32,7 +32,7 @@ def ops(pattern: str, rules: bool) -> None:
         heading = ["operator", "call", *coverage.BACKENDS.values(), "types"]
         rows = [
             [op.name, f"onnxgrad.{op.function_name}",
-             *("✓" if coverage.has_kernel(op, folder) else "–" for folder in coverage.BACKENDS),
+             *("✓" if op.has_kernel(folder) else "–" for folder in coverage.BACKENDS),
              coverage.short_types(op)]
             for op in coverage.operators() if matches(op.name, pattern)
         ]  # fmt: skip

@@ -4,9 +4,9 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from onnxgrad.cli.plot import Curve, Panel, smoothed
+from onnxgrad.cli.run_log import Event, Journal
 from onnxgrad.cli.tables import plain_console, show, size
-from onnxgrad.train.journal import Event, Journal
-from onnxgrad.train.picture import Curve, Panel, smoothed
 from onnxgrad.train.progress import clock, figure
 
 MOST_EPOCHS = 20  # in the table: the last ones, and the best

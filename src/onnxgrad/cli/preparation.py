@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from onnxgrad.autodiff.differentiate import load
+from onnxgrad.cli import specs as written
 from onnxgrad.cli.data import Columns, expect_classes, expect_columns, read_columns, unused, validation
-from onnxgrad.differentiate import load
-from onnxgrad.saving import expect_place
-from onnxgrad.train import written
+from onnxgrad.cli.plot import expect_drawable
+from onnxgrad.cli.select import trainable_parameters
+from onnxgrad.graph.files import expect_place
 from onnxgrad.train.batches import Batches
 from onnxgrad.train.metrics import Metric
-from onnxgrad.train.parameters import trainable_parameters
-from onnxgrad.train.picture import expect_drawable
 from onnxgrad.train.trainer import Trainer
 
 

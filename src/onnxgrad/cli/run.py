@@ -15,12 +15,12 @@ from onnxgrad.cli.config import as_typed
 from onnxgrad.cli.group import Failed
 from onnxgrad.cli.launch import communicator
 from onnxgrad.cli.outcome import curves, show_outcome
+from onnxgrad.cli.plot import draw
 from onnxgrad.cli.preparation import Files, Options, Prepared, prepare
+from onnxgrad.cli.run_log import Event, Journal, read_journal, up_to
+from onnxgrad.cli.tensorboard import EventFile
 from onnxgrad.train.fitting import TrainingStoppedError
 from onnxgrad.train.interruption import Interrupted
-from onnxgrad.train.journal import Event, Journal, read_journal, up_to
-from onnxgrad.train.picture import draw
-from onnxgrad.train.tensorboard import EventFile
 
 # What decides which batches there are: a run that goes on in the middle of an epoch has to have the same.
 SAME_BATCHES = ("val", "batch_size", "drop_last", "no_shuffle", "accumulate", "seed")

@@ -5,8 +5,8 @@ import numpy as np
 from onnxgrad.cpu.core.halves import flat, load, store
 from onnxgrad.cpu.core.jit import native
 from onnxgrad.cpu.core.parallel import parallel
+from onnxgrad.cpu.core.threads import launch
 from onnxgrad.tensor_types import Array, accumulator
-from onnxgrad.threads import launch
 
 TASK = 1 << 14  # elements
 

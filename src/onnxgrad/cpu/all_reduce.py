@@ -1,11 +1,11 @@
 """AllReduceSum on the CPU: a copy, which the group of processes then adds up in place."""
 
-from onnxgrad.cpu.core.call import invoke
+from onnxgrad.cpu.core.c_calls import invoke
+from onnxgrad.cpu.core.groups import address_of
 from onnxgrad.cpu.core.halves import flat
 from onnxgrad.cpu.core.jit import native
-from onnxgrad.groups import address_of
+from onnxgrad.cpu.core.threads import launch
 from onnxgrad.tensor_types import Array
-from onnxgrad.threads import launch
 
 
 def all_reduce_sum(data: Array, reduced: Array, group: int) -> None:

@@ -11,11 +11,11 @@ import numpy as np
 from onnxgrad.cpu.core.halves import finish_sums, flat, load, store, sums_for
 from onnxgrad.cpu.core.jit import native
 from onnxgrad.cpu.core.parallel import parallel
-from onnxgrad.cpu.core.windows import as_three, axis_at, end_inside, first_inside
+from onnxgrad.cpu.core.pooling.windows import as_three, axis_at, end_inside, first_inside
+from onnxgrad.cpu.core.threads import launch
 from onnxgrad.ops.average_pool import counts_of
-from onnxgrad.pools import axes_of, settings
+from onnxgrad.ops.families.pools import axes_of, settings
 from onnxgrad.tensor_types import Array, accumulator
-from onnxgrad.threads import launch
 
 TASK = 1 << 14  # elements of one task, at least
 

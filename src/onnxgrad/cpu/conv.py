@@ -8,24 +8,24 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from onnxgrad.cpu.core.conv_direct import bias_gradient, clear, direct_image_gradient, direct_weight_gradient
-from onnxgrad.cpu.core.conv_image import ELEMENTS, WINDOWS, image_gradient
-from onnxgrad.cpu.core.conv_image_batch import IMAGES as ROWS_AT_ONCE
-from onnxgrad.cpu.core.conv_image_batch import batch_image_gradient
-from onnxgrad.cpu.core.conv_plans import image_plan, line_table, weight_plan
-from onnxgrad.cpu.core.conv_weights import COLUMNS, DEPTH, ROWS, panels_of, share_count, weight_gradient
-from onnxgrad.cpu.core.conv_weights_batch import COPIED_DEPTH as RUN
-from onnxgrad.cpu.core.conv_weights_batch import IMAGES as BLOCK
-from onnxgrad.cpu.core.conv_weights_batch import batch_weight_gradient, row_step
+from onnxgrad.cpu.core.conv.direct import bias_gradient, clear, direct_image_gradient, direct_weight_gradient
+from onnxgrad.cpu.core.conv.input_grad import ELEMENTS, WINDOWS, image_gradient
+from onnxgrad.cpu.core.conv.input_grad_batch import IMAGES as ROWS_AT_ONCE
+from onnxgrad.cpu.core.conv.input_grad_batch import batch_image_gradient
+from onnxgrad.cpu.core.conv.tables import image_plan, line_table, weight_plan
+from onnxgrad.cpu.core.conv.weight_grad import COLUMNS, DEPTH, ROWS, panels_of, share_count, weight_gradient
+from onnxgrad.cpu.core.conv.weight_grad_batch import COPIED_DEPTH as RUN
+from onnxgrad.cpu.core.conv.weight_grad_batch import IMAGES as BLOCK
+from onnxgrad.cpu.core.conv.weight_grad_batch import batch_weight_gradient, row_step
 from onnxgrad.cpu.core.convert import narrow, widen
-from onnxgrad.cpu.core.gemm import CACHE_LINE, gemm_address
-from onnxgrad.cpu.core.gemm import ROWS as TILE
-from onnxgrad.cpu.core.recurrent import working_copy
-from onnxgrad.memory import workspace
+from onnxgrad.cpu.core.matmul.microkernel import CACHE_LINE, gemm_address
+from onnxgrad.cpu.core.matmul.microkernel import ROWS as TILE
+from onnxgrad.cpu.core.memory import workspace
+from onnxgrad.cpu.core.recurrent.arguments import working_copy
+from onnxgrad.cpu.core.threads import launch
 from onnxgrad.ops.conv import axes_of
+from onnxgrad.ops.families.windows import Axis
 from onnxgrad.tensor_types import Array
-from onnxgrad.threads import launch
-from onnxgrad.windows import Axis
 
 # Channels of dY in a group for which sums over lines beat products.
 FEW_FOR_WEIGHTS = 4
@@ -75,7 +75,7 @@ def _clear(array: Array) -> None:
 
 
 def _tables(axes: Sequence[Axis]) -> tuple[Array, Array, tuple[int, ...]]:
-    """`lines`, `taps` and `walk`, as core/unfold.py describes them."""
+    """`lines`, `taps` and `walk`, as core/conv/im2col.py describes them."""
     last, lines = axes[-1], line_table(tuple(axes))
     taps = np.array([last.reads(k) for k in range(last.kernel)], np.int64)
     walk = (

@@ -4,11 +4,11 @@ import numpy as np
 
 from onnxgrad.cpu.core.halves import flat, load, store
 from onnxgrad.cpu.core.jit import native
+from onnxgrad.cpu.core.memory import GIVEN
 from onnxgrad.cpu.core.parallel import parallel
-from onnxgrad.memory import GIVEN
+from onnxgrad.cpu.core.threads import launch
 from onnxgrad.ops.dropout import BITS, FIRST, GAMMA, SECOND, threshold
 from onnxgrad.tensor_types import Array, accumulator
-from onnxgrad.threads import launch
 
 TASK = 1 << 14  # elements
 STEP, MIX1, MIX2 = np.uint64(GAMMA), np.uint64(FIRST), np.uint64(SECOND)

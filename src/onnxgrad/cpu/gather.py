@@ -12,10 +12,10 @@ import numpy as np
 from onnxgrad.cpu.core.halves import finish_sums, flat, is_half, load, sums_for, zero
 from onnxgrad.cpu.core.indices import find_bad_index, refuse_bad, wrapped
 from onnxgrad.cpu.core.jit import int64, native
+from onnxgrad.cpu.core.memory import GIVEN, ZEROS, workspace
 from onnxgrad.cpu.core.parallel import parallel
-from onnxgrad.memory import GIVEN, ZEROS, workspace
+from onnxgrad.cpu.core.threads import get_num_threads, launch
 from onnxgrad.tensor_types import Array
-from onnxgrad.threads import get_num_threads, launch
 
 WIDE_ROW = 64  # bytes: one cache line
 SPAN = 1 << 17  # bytes of dX in one task: large enough to amortise drawing it, small enough to share evenly

@@ -11,10 +11,10 @@ import numpy as np
 from onnxgrad.cpu.core.halves import flat, is_half, load, store, zero
 from onnxgrad.cpu.core.indices import find_bad_index, refuse_bad, wrapped
 from onnxgrad.cpu.core.jit import inlined, int64, native
+from onnxgrad.cpu.core.memory import GIVEN, ZEROS
 from onnxgrad.cpu.core.parallel import parallel
-from onnxgrad.memory import GIVEN, ZEROS
+from onnxgrad.cpu.core.threads import get_num_threads, launch
 from onnxgrad.tensor_types import Array
-from onnxgrad.threads import get_num_threads, launch
 
 UNIT = 1 << 21  # bytes of dX in one unit: about a core's second-level cache, where random additions are cheap
 FEWEST_COLUMNS = 16  # one cache line of float32

@@ -10,13 +10,13 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-from onnxgrad.cpu.core.activate import exp
 from onnxgrad.cpu.core.halves import flat, load, store
 from onnxgrad.cpu.core.jit import inlined, native
 from onnxgrad.cpu.core.parallel import parallel
+from onnxgrad.cpu.core.recurrent.activations import exp
+from onnxgrad.cpu.core.threads import launch
 from onnxgrad.ops.gelu import CUBIC, SCALE, TAIL
 from onnxgrad.tensor_types import Array, accumulator
-from onnxgrad.threads import launch
 
 TASK = 1 << 13  # elements
 # TAIL for float32, where t ends at 13: off by at most 3e-9.

@@ -5,16 +5,16 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrad.cpu.core.activate import CODES
 from onnxgrad.cpu.core.convert import narrow, widen
-from onnxgrad.cpu.core.gemm import ROWS, gemm_address
-from onnxgrad.cpu.core.gru_backward import gru_backward
-from onnxgrad.cpu.core.gru_forward import gru_forward
 from onnxgrad.cpu.core.halves import flat
-from onnxgrad.memory import workspace
+from onnxgrad.cpu.core.matmul.microkernel import ROWS, gemm_address
+from onnxgrad.cpu.core.memory import workspace
+from onnxgrad.cpu.core.recurrent.activations import CODES
+from onnxgrad.cpu.core.recurrent.gru_backward import gru_backward
+from onnxgrad.cpu.core.recurrent.gru_forward import gru_forward
+from onnxgrad.cpu.core.threads import get_num_threads, launch
 from onnxgrad.ops.gru import DIRECTIONS, chosen_activations
 from onnxgrad.tensor_types import Array, accumulator
-from onnxgrad.threads import get_num_threads, launch
 
 LARGEST_BLOCK = 64  # rows that walk through time together: more would push their states out of the cache
 

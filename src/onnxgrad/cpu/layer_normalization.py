@@ -10,11 +10,11 @@ import numpy as np
 
 from onnxgrad.cpu.core.halves import flat, load, store, zero
 from onnxgrad.cpu.core.jit import native
+from onnxgrad.cpu.core.memory import workspace
 from onnxgrad.cpu.core.parallel import parallel
-from onnxgrad.cpu.core.sums import add_in_any_order
-from onnxgrad.memory import workspace
+from onnxgrad.cpu.core.reductions import add_in_any_order
+from onnxgrad.cpu.core.threads import launch
 from onnxgrad.tensor_types import Array, accumulator
-from onnxgrad.threads import launch
 
 TASK = 1 << 15  # elements of a block, at least
 BLOCKS = 64  # at most, so that their sums stay small beside the rows

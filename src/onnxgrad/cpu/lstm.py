@@ -5,15 +5,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from onnxgrad.cpu.core.convert import narrow
-from onnxgrad.cpu.core.gemm import gemm_address
-from onnxgrad.cpu.core.lstm_backward import lstm_backward
-from onnxgrad.cpu.core.lstm_forward import lstm_forward
-from onnxgrad.cpu.core.recurrent import codes_of, input_of, lengths_of, rows_per_block, working_copy
-from onnxgrad.memory import workspace
+from onnxgrad.cpu.core.matmul.microkernel import gemm_address
+from onnxgrad.cpu.core.memory import workspace
+from onnxgrad.cpu.core.recurrent.arguments import codes_of, input_of, lengths_of, rows_per_block, working_copy
+from onnxgrad.cpu.core.recurrent.lstm_backward import lstm_backward
+from onnxgrad.cpu.core.recurrent.lstm_forward import lstm_forward
+from onnxgrad.cpu.core.threads import get_num_threads, launch
+from onnxgrad.ops.families.recurrent import DIRECTIONS
 from onnxgrad.ops.lstm import chosen_activations
-from onnxgrad.recurrent import DIRECTIONS
 from onnxgrad.tensor_types import Array, accumulator
-from onnxgrad.threads import get_num_threads, launch
 
 
 def lstm_training(

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from onnxgrad.cpu.core.convert import narrow, widen
-from onnxgrad.cpu.core.gemm import gemm_address
 from onnxgrad.cpu.core.halves import flat
-from onnxgrad.cpu.core.product import product_by_tiles, product_by_vectors
-from onnxgrad.cpu.core.recurrent import input_of, working_copy
-from onnxgrad.cpu.core.squares import length
-from onnxgrad.cpu.core.tiles import have_tiles
+from onnxgrad.cpu.core.matmul.amx import have_tiles
+from onnxgrad.cpu.core.matmul.matmul import product_by_tiles, product_by_vectors
+from onnxgrad.cpu.core.matmul.microkernel import gemm_address
+from onnxgrad.cpu.core.norms import length
+from onnxgrad.cpu.core.recurrent.arguments import input_of, working_copy
+from onnxgrad.cpu.core.threads import get_num_threads, launch
 from onnxgrad.tensor_types import Array
-from onnxgrad.threads import get_num_threads, launch
 
 Axes = list[tuple[int, int]]  # size and step in memory of each
 
@@ -95,7 +95,7 @@ def _undone(perm: Sequence[int] | None) -> list[int] | None:
 
 
 def _layout(a: Axes, b: Axes, c: Axes) -> tuple[Array, tuple[int, ...], tuple[int, int, int]]:
-    """`starts`, `steps` and `sizes`, as core/product.py describes them."""
+    """`starts`, `steps` and `sizes`, as core/matmul/matmul.py describes them."""
     (rows, a_row), (depth, a_k), (_, b_k), (columns, b_column) = *a[-2:], *b[-2:]
     (_, c_row), (_, c_column) = c[-2:]
     batches = [(size, _step(a, k), _step(b, k), step) for k, (size, step) in enumerate(c[:-2], -len(c)) if size > 1]

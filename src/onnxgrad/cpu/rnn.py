@@ -5,14 +5,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from onnxgrad.cpu.core.convert import narrow
-from onnxgrad.cpu.core.gemm import gemm_address
-from onnxgrad.cpu.core.recurrent import codes_of, input_of, lengths_of, rows_per_block, working_copy
-from onnxgrad.cpu.core.rnn_backward import rnn_backward
-from onnxgrad.memory import workspace
+from onnxgrad.cpu.core.matmul.microkernel import gemm_address
+from onnxgrad.cpu.core.memory import workspace
+from onnxgrad.cpu.core.recurrent.arguments import codes_of, input_of, lengths_of, rows_per_block, working_copy
+from onnxgrad.cpu.core.recurrent.rnn_backward import rnn_backward
+from onnxgrad.cpu.core.threads import get_num_threads, launch
+from onnxgrad.ops.families.recurrent import DIRECTIONS
 from onnxgrad.ops.rnn import chosen_activations
-from onnxgrad.recurrent import DIRECTIONS
 from onnxgrad.tensor_types import Array, accumulator
-from onnxgrad.threads import get_num_threads, launch
 
 
 def rnn_grad(

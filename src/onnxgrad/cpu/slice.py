@@ -6,11 +6,11 @@ import numpy as np
 
 from onnxgrad.cpu.core.halves import flat, load, store, zero
 from onnxgrad.cpu.core.jit import inlined, int64, native
+from onnxgrad.cpu.core.memory import GIVEN, ZEROS
 from onnxgrad.cpu.core.parallel import parallel
-from onnxgrad.memory import GIVEN, ZEROS
+from onnxgrad.cpu.core.threads import launch
 from onnxgrad.ops.slice import merged_ranges
 from onnxgrad.tensor_types import Array
-from onnxgrad.threads import launch
 
 # Only the size of an element matters: it is moved, never computed with.
 CARRIERS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}

@@ -7,12 +7,12 @@ import math
 
 import numpy as np
 
-from onnxgrad.cpu.core.activate import probability
 from onnxgrad.cpu.core.halves import flat, load, store
 from onnxgrad.cpu.core.jit import native
 from onnxgrad.cpu.core.parallel import parallel
+from onnxgrad.cpu.core.recurrent.activations import probability
+from onnxgrad.cpu.core.threads import launch
 from onnxgrad.tensor_types import Array
-from onnxgrad.threads import launch
 
 TASK = 1 << 14  # elements of one task, at least
 COLUMNS = 256  # of one block, at most

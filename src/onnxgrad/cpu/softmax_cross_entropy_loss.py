@@ -9,15 +9,15 @@ import math
 import numpy as np
 
 from onnxgrad.arguments import label_error
-from onnxgrad.cpu.core.activate import probability
 from onnxgrad.cpu.core.cross_entropy import count_samples, cross_entropy
 from onnxgrad.cpu.core.halves import flat, load, store
 from onnxgrad.cpu.core.jit import int64, native
+from onnxgrad.cpu.core.memory import workspace
 from onnxgrad.cpu.core.parallel import parallel
-from onnxgrad.memory import workspace
+from onnxgrad.cpu.core.recurrent.activations import probability
+from onnxgrad.cpu.core.threads import NOTHING_WRONG, launch
 from onnxgrad.ops.softmax_cross_entropy_loss import check_output_type, ignored_label
 from onnxgrad.tensor_types import Array
-from onnxgrad.threads import NOTHING_WRONG, launch
 
 TASK = 1 << 14  # elements of one task, at least
 COLUMNS = 256  # of one block, at most

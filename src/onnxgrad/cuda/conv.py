@@ -10,7 +10,7 @@ import torch
 from onnxgrad.cuda.core.indices import BadIndex
 from onnxgrad.cuda.core.launch import sums_dtype
 from onnxgrad.ops.conv import axes_of
-from onnxgrad.windows import Axis
+from onnxgrad.ops.families.windows import Axis
 
 MOST_AXES = 3  # that torch convolves over
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from onnxgrad.activations import Chosen
 from onnxgrad.cuda.core.grid import Tiling, choose_tiling
 from onnxgrad.cuda.core.gru_backward import walk_back
 from onnxgrad.cuda.core.gru_forward import walk
 from onnxgrad.cuda.core.indices import BadIndex
 from onnxgrad.cuda.core.launch import bits_of, launch, sums_dtype
+from onnxgrad.ops.families.activations import Chosen
 from onnxgrad.ops.gru import DIRECTIONS, chosen_activations
 
 MOST_IN_A_STEP = 2**31  # elements of the gates, counted in 32 bits

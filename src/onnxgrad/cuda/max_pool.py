@@ -9,7 +9,7 @@ import triton.language as tl
 from onnxgrad.cuda.core.indices import BadIndex
 from onnxgrad.cuda.core.launch import ceil_div, counting_type, launch, to_type
 from onnxgrad.cuda.core.windows import BLOCK, Layout, coordinates, three_axes, window_of
-from onnxgrad.pools import axes_of, settings
+from onnxgrad.ops.families.pools import axes_of, settings
 
 
 def max_pool_grad(

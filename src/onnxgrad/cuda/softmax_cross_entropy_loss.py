@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from onnxgrad.cuda.core.activate import exp
+from onnxgrad.cuda.core.activations import exp
 from onnxgrad.cuda.core.indices import BadIndex
 from onnxgrad.cuda.core.launch import ceil_div, counting_type, launch, power_of_two, to_type
 from onnxgrad.ops.softmax_cross_entropy_loss import check_output_type, ignored_label

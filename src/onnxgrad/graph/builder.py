@@ -362,7 +362,7 @@ def _constant_type(schema: Any, inputs: Sequence[Argument], k: int, argument: An
 
 
 def _evaluate(node: onnx.NodeProto, arrays: list[Any], opsets: dict[str, int], outputs: int) -> list[Any]:
-    from onnxgrad.schema import reference_ops
+    from onnxgrad.op import reference_ops
 
     given = {f"input_{k}": a for k, a in enumerate(arrays) if a is not None}
     graph = helper.make_graph(

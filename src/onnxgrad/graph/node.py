@@ -1,6 +1,6 @@
 """A node as its rule sees it: inputs, outputs and attributes by the names they have in the operator's schema."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -18,9 +18,16 @@ class NodeView:
     """
 
     def __init__(
-        self, builder: Builder, node: ir.Node, schema: Any, input_names: Sequence[str], grads: Sequence[Tensor | None]
+        self,
+        builder: Builder,
+        node: ir.Node,
+        schema: Any,
+        input_names: Sequence[str],
+        grads: Sequence[Tensor | None],
+        write_gradient: Callable[..., dict[ir.Value, Tensor]],
     ) -> None:
         self.builder, self.node, self.grads = builder, node, list(grads)
+        self._write_gradient = write_gradient  # the engine's
         self._schema, self._input_names = schema, list(input_names)
         last = schema.inputs[-1] if schema is not None and schema.inputs else None
         self._variadic = last is not None and last.option == defs.OpSchema.FormalParameterOption.Variadic
@@ -54,6 +61,10 @@ class NodeView:
         """The k-th output."""
         self.builder.ask_for_outputs(self.node, k + 1)
         return self.builder.tensor(self.node.outputs[k])
+
+    def write_gradient(self, seeds: dict[ir.Value, Tensor], wrt: Sequence[ir.Value]) -> dict[ir.Value, Tensor]:
+        """The gradients of `wrt`, given those of nodes that a rule wrote itself."""
+        return self._write_gradient(self.builder, seeds, wrt)
 
     def grad(self, k: int) -> Tensor | None:
         """The gradient of the k-th output, if anything depends on it."""

@@ -1,10 +1,7 @@
 """ReluGrad, LeakyReluGrad, SigmoidGrad and TanhGrad: gradients that an activation's own result tells."""
 
-from collections.abc import Callable
-
 import numpy as np
 
-from onnxgrad.function_body import Body, Value
 from onnxgrad.op import op
 from onnxgrad.schema import Dim, Known, agree
 from onnxgrad.tensor_types import T, accumulator
@@ -27,27 +24,17 @@ def _as_result(dY: Known, Y: Known) -> tuple[Dim, ...] | None:
     return common_shape(dY, Y, "Y")
 
 
-def _relu(o: Body, dY: Value, X: Value) -> list[Value]:
-    return [o.Where(X > 0, dY, o.like(0, dY))]
-
-
-@op("ReluGrad", outputs="dX", shape=_as_input, function=_relu)
+@op("ReluGrad", outputs="dX", shape=_as_input)
 def relu_grad(dY: T, X: T) -> T:
     """Gradient of Relu: dX = dY where X > 0, else 0. X may as well be what Relu gave."""
     dX: T = np.where(X > 0, dY, dY.dtype.type(0))
     return dX
 
 
-def _leaky_relu(o: Body, dY: Value, Y: Value, alpha: float) -> list[Value]:
-    (small,) = o.in_work_type(dY, lambda work: [work(dY) * alpha])
-    return [o.Where(Y > 0, dY, small)]
-
-
 @op(
     "LeakyReluGrad",
     outputs="dX",
     shape=lambda dY, Y, alpha: common_shape(dY, Y, "Y"),
-    function=_leaky_relu,
 )
 def leaky_relu_grad(dY: T, Y: T, alpha: float = 0.01) -> T:
     """Gradient of LeakyRelu: dX = dY where Y > 0, else dY · alpha.
@@ -61,15 +48,7 @@ def leaky_relu_grad(dY: T, Y: T, alpha: float = 0.01) -> T:
     return dX
 
 
-def _sigmoid(o: Body, dY: Value, Y: Value) -> list[Value]:
-    def compute(work: Callable[[Value], Value]) -> list[Value]:
-        y = work(Y)
-        return [work(dY) * y * (1 - y)]
-
-    return o.in_work_type(dY, compute)
-
-
-@op("SigmoidGrad", outputs="dX", shape=_as_result, function=_sigmoid)
+@op("SigmoidGrad", outputs="dX", shape=_as_result)
 def sigmoid_grad(dY: T, Y: T) -> T:
     """Gradient of Sigmoid: dX = dY · Y · (1 - Y), Y being what Sigmoid gave.
 
@@ -81,15 +60,7 @@ def sigmoid_grad(dY: T, Y: T) -> T:
     return dX.astype(Y.dtype)
 
 
-def _tanh(o: Body, dY: Value, Y: Value) -> list[Value]:
-    def compute(work: Callable[[Value], Value]) -> list[Value]:
-        y = work(Y)
-        return [work(dY) * (1 - y * y)]
-
-    return o.in_work_type(dY, compute)
-
-
-@op("TanhGrad", outputs="dX", shape=_as_result, function=_tanh)
+@op("TanhGrad", outputs="dX", shape=_as_result)
 def tanh_grad(dY: T, Y: T) -> T:
     """Gradient of Tanh: dX = dY · (1 - Y²), Y being what Tanh gave.
 

@@ -2,7 +2,6 @@
 
 from typing import Annotated
 
-from onnxgrad.function_body import Body, Value
 from onnxgrad.op import op
 from onnxgrad.schema import Dim, Known
 from onnxgrad.tensor_types import Array, TypeConstraint
@@ -14,12 +13,7 @@ def _shape_rule(data: Known, group: int) -> tuple[Dim, ...] | None:
     return data.dims
 
 
-def _function(o: Body, data: Value, group: int) -> list[Value]:
-    """What it is for a process alone."""
-    return [o.Identity(data)]
-
-
-@op("AllReduceSum", outputs="reduced", shape=_shape_rule, function=_function)
+@op("AllReduceSum", outputs="reduced", shape=_shape_rule)
 def all_reduce_sum(data: Summed, group: int = 0) -> Summed:
     """Adds up the numbers of all processes of a group: those that `onnxgrad.Trainer` was given a communicator for.
 

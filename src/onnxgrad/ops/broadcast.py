@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
-from onnx import TensorProto
 
-from onnxgrad.function_body import INT64_MAX, Body, Value
 from onnxgrad.op import op
 from onnxgrad.schema import Dim, Known
 from onnxgrad.tensor_types import Array, Shape
@@ -46,24 +44,7 @@ def _longest(a_shape: Array, b_shape: Array) -> tuple[int, int]:
     return rank, rank
 
 
-def _function(o: Body, a_shape: Value, b_shape: Value) -> list[Value]:
-    lengths = [o.Shape(s) for s in (a_shape, b_shape)]
-    rank = o.Max(*lengths)
-    a, b = (  # -1: no such dimension
-        o.Concat(o.fill(-1, rank - length, s), s, axis=0) for s, length in zip((a_shape, b_shape), lengths, strict=True)
-    )
-    a_stretched = ~a.equals(b) & (a.equals(-1) | (a.equals(1) & ~b.equals(-1)))
-    b_stretched = ~a.equals(b) & ~a_stretched
-    fits = o.Cast(~b_stretched | b.equals(1) | b.equals(-1), to=TensorProto.INT64)
-    # Index 1 of one element is what stops a model whose shapes do not broadcast.
-    start = o.Gather([-1], 1 - o.ReduceMin(o.dims(1, fits), keepdims=1))
-    return [
-        o.Slice(o.Reshape(o.NonZero(stretched), [-1]), start, [-INT64_MAX], [0], [-1])
-        for stretched in (a_stretched, b_stretched)
-    ]
-
-
-@op("BroadcastGradientArgs", outputs=("a_axes?", "b_axes?"), shape=_shape_rule, longest=_longest, function=_function)
+@op("BroadcastGradientArgs", outputs=("a_axes?", "b_axes?"), shape=_shape_rule, longest=_longest)
 def broadcast_gradient_args(a_shape: Shape, b_shape: Shape) -> tuple[Shape, Shape]:
     """The axes to sum a gradient over, to undo the broadcasting of two shapes.
 

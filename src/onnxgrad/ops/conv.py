@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from onnxgrad.op import op
-from onnxgrad.ops_functions.conv import conv_grad_function
+from onnxgrad.ops.families.windows import Axis, walk
 from onnxgrad.schema import Dim, Known, agree
 from onnxgrad.tensor_types import T, accumulator
-from onnxgrad.windows import Axis, walk
 
 
 def _grad_shapes(dY: Known, X: Known, W: Known, **attributes: Any) -> tuple[tuple[Dim, ...] | None, ...]:
@@ -50,7 +49,7 @@ def axes_of(X: Any, W: Any, attributes: dict[str, Any]) -> list[Axis]:
     return walk(X.shape[2:], W.shape[2:], attributes)
 
 
-@op("ConvGrad", outputs=("dX?", "dW?", "dB?"), shape=_grad_shapes, function=conv_grad_function)
+@op("ConvGrad", outputs=("dX?", "dW?", "dB?"), shape=_grad_shapes)
 def conv_grad(
     dY: T,
     X: T,

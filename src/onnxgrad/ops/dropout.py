@@ -1,12 +1,9 @@
 """DropoutGrad, and SeededDropout: Dropout whose choice follows from a seed alone, so that its gradient is itself."""
 
-from collections.abc import Callable
 from typing import Annotated
 
 import numpy as np
-from onnx import TensorProto
 
-from onnxgrad.function_body import Body, Value
 from onnxgrad.op import op
 from onnxgrad.schema import Dim, Known, agree
 from onnxgrad.tensor_types import FLOATS, Array, T, TypeConstraint, accumulator
@@ -33,32 +30,7 @@ def _shape_rule(data: Known, seed: Known, ratio: float) -> tuple[Dim, ...] | Non
     return data.dims
 
 
-def _function(o: Body, data: Value, seed: Value, ratio: float) -> list[Value]:
-    """The same numbers by int64, which wraps around as the machine's do; only shifting asks for uint64."""
-
-    def signed(number: int) -> Value:
-        return o.node("Constant", value_int=number - 2**64 if number >= 2**63 else number)
-
-    def shifted(x: Value, by: int) -> Value:
-        unsigned = o.Cast(x, to=TensorProto.UINT64)
-        distance = o.Cast(o.node("Constant", value_int=by), to=TensorProto.UINT64)
-        return o.Cast(o.node("BitShift", unsigned, distance, direction="RIGHT"), to=TensorProto.INT64)
-
-    def mixed(x: Value, by: int) -> Value:
-        return o.node("BitwiseXor", x, shifted(x, by))
-
-    count = o.Size(data)
-    index = o.node("Range", signed(1), count + 1, signed(1))
-    z = (index + o.Reshape(seed, [])) * signed(GAMMA)
-    z = mixed(mixed(z, 30) * signed(FIRST), 27) * signed(SECOND)
-    kept = shifted(mixed(z, 31), 64 - BITS) > threshold(ratio) - 1
-    kept = o.Reshape(kept, o.Shape(data), allowzero=1)
-
-    (scaled,) = o.in_work_type(data, lambda work: [work(data) * (1 / (1 - ratio))])
-    return [o.Where(kept, scaled, o.like(0, data))]
-
-
-@op("SeededDropout", outputs="output", shape=_shape_rule, function=_function)
+@op("SeededDropout", outputs="output", shape=_shape_rule)
 def seeded_dropout(data: T, seed: Seed, ratio: float = 0.5) -> T:
     """Zeroes about `ratio` of the numbers and multiplies the others by 1 / (1 - ratio).
 
@@ -91,28 +63,7 @@ def _grad_shape_rule(
     return tuple(there if here is None else here for here, there in zip(dy.dims, mask.dims, strict=True))
 
 
-def _grad_function(o: Body, dy: Value, mask: Value, ratio: Value | None, training_mode: Value | None) -> list[Value]:
-    if any(given is not None and given.guarded for given in (ratio, training_mode)):
-        raise ValueError(
-            "DropoutGrad: some nodes of the model have ratio and training_mode, others have not; as a function it "
-            "needs all of them to agree: give each node both"
-        )
-    dropped: Value | None = None if training_mode is None else o.Reshape(training_mode, [])
-    if ratio is not None:
-        some = ~o.Cast(o.Reshape(ratio, []), to=TensorProto.DOUBLE).equals(0)  # onnxruntime has no Equal for halves
-        dropped = some if dropped is None else dropped & some
-
-    def compute(work: Callable[[Value], Value]) -> list[Value]:
-        g = work(dy)
-        share = o.like(0.5, g) if ratio is None else o.CastLike(o.Reshape(ratio, []), g)
-        return [g / (1 - share)]
-
-    (scaled,) = o.in_work_type(dy, compute)
-    passed = o.Where(mask, scaled, o.like(0, dy))
-    return [passed if dropped is None else o.Where(dropped, passed, dy)]
-
-
-@op("DropoutGrad", outputs="dx", shape=_grad_shape_rule, function=_grad_function)
+@op("DropoutGrad", outputs="dx", shape=_grad_shape_rule)
 def dropout_grad(dy: T, mask: Flags, ratio: Ratio | None = None, training_mode: Flags | None = None) -> T:
     """Gradient of Dropout: dx = dy / (1 - ratio) where `mask` says that a number was kept, else 0.
 

@@ -1,11 +1,8 @@
 """GatherElementsGrad: the gradient of GatherElements."""
 
-from collections.abc import Callable
-
 import numpy as np
 
 from onnxgrad.arguments import check_axis, check_indices
-from onnxgrad.function_body import Body, Value
 from onnxgrad.op import op
 from onnxgrad.schema import Dim, Known, agree
 from onnxgrad.tensor_types import Index, Shape, T, accumulator
@@ -30,15 +27,7 @@ def _shape_rule(dY: Known, shape: Known, indices: Known, axis: int) -> tuple[Dim
     return dims
 
 
-def _function(o: Body, dY: Value, shape: Value, indices: Value, axis: int) -> list[Value]:
-    def add_up(work: Callable[[Value], Value]) -> list[Value]:
-        elements = work(dY)
-        return [o.ScatterElements(o.fill(0, shape, elements), indices, elements, axis=axis, reduction="add")]
-
-    return o.in_work_type(dY, add_up)
-
-
-@op("GatherElementsGrad", outputs="dX", shape=_shape_rule, function=_function)
+@op("GatherElementsGrad", outputs="dX", shape=_shape_rule)
 def gather_elements_grad(dY: T, shape: Shape, indices: Index, axis: int = 0) -> T:
     """Gradient of GatherElements: adds each element of dY into zeros of `shape`, where GatherElements had read it.
 

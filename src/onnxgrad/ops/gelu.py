@@ -5,9 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from onnx import TensorProto
 
-from onnxgrad.function_body import Body, Value
 from onnxgrad.op import op
 from onnxgrad.ops.activation import common_shape
 from onnxgrad.schema import Dim, Known
@@ -75,68 +73,7 @@ def _quick_gelu_slope(x: Array, alpha: float) -> Any:
     return _swish_slope(x, alpha * x, alpha * x)
 
 
-def _write_gelu(o: Body, dY: Value, X: Value, B: Value | None = None) -> list[Value]:
-    """onnxruntime has no Erf for float64, and onnx.reference computes it in float32: there a polynomial serves."""
-
-    def compute(kind: int, slope: Callable[[Body, Value], Value]) -> list[Value]:
-        x = o.Cast(X, to=kind)
-        if B is not None:
-            x = x + o.Cast(B, to=kind)
-        return [o.CastLike(o.Cast(dY, to=kind) * slope(o, x), dY)]
-
-    fine = 1 + 2**-40  # takes 41 bits
-    is_double = o.Cast(o.like(fine, dY), to=TensorProto.DOUBLE).equals(fine)
-    return o.choose(
-        is_double,
-        lambda: compute(TensorProto.DOUBLE, _write_by_tail),
-        lambda: compute(TensorProto.FLOAT, _write_by_erf),
-    )
-
-
-def _write_by_erf(o: Body, x: Value) -> Value:
-    u = x * math.sqrt(0.5)
-    return (o.Erf(u) * 0.5 + 0.5) + u * o.Exp(-u * u) * (1 / math.sqrt(math.pi))
-
-
-def _write_by_tail(o: Body, x: Value) -> Value:
-    t = o.Abs(x)
-    w = (t - 4.0) / (t + 4.0)
-    shape = w * TAIL[0] + TAIL[1]
-    for coefficient in TAIL[2:]:
-        shape = shape * w + coefficient
-    below = o.Exp(t * t * -0.5) * (shape * (t * 0.25 + 1.0))
-    return o.Where(x < 0, below, 1 - below)
-
-
-def _write_fast_gelu(o: Body, dY: Value, X: Value, B: Value | None = None) -> list[Value]:
-    def compute(work: Callable[[Value], Value]) -> list[Value]:
-        x = work(X) if B is None else work(X) + work(B)
-        s, rest = _write_sigmoid(o, x * (x * x * (2 * SCALE * CUBIC) + 2 * SCALE))
-        # In this order an x² that overflows is multiplied by nothing: the bend is 0 long before.
-        bend = x * rest
-        return [work(dY) * (s + (bend + bend * x * x * (3 * CUBIC)) * (2 * SCALE))]
-
-    return o.in_work_type(dY, compute)
-
-
-def _write_quick_gelu(o: Body, dY: Value, X: Value, alpha: float) -> list[Value]:
-    def compute(work: Callable[[Value], Value]) -> list[Value]:
-        x = work(X)
-        s, rest = _write_sigmoid(o, x * alpha)
-        return [work(dY) * (s + x * rest * alpha)]
-
-    return o.in_work_type(dY, compute)
-
-
-def _write_sigmoid(o: Body, z: Value) -> tuple[Value, Value]:
-    """s = sigmoid(z) and s · (1 - s), which onnxruntime's Sigmoid is not exact enough for."""
-    e = o.Exp(-o.Abs(z))
-    above = o.Reciprocal(e + 1)
-    below = e * above
-    return o.Where(z < 0, below, above), above * below
-
-
-@op("GeluGrad", outputs="dX", shape=_shape_rule, function=_write_gelu)
+@op("GeluGrad", outputs="dX", shape=_shape_rule)
 def gelu_grad(dY: T, X: T) -> T:
     """Gradient of Gelu: dX = dY · (Φ(X) + X · φ(X)), with Φ the normal distribution and φ its density.
 
@@ -146,7 +83,7 @@ def gelu_grad(dY: T, X: T) -> T:
     return dX
 
 
-@op("FastGeluGrad", outputs="dX", shape=_shape_rule, function=_write_fast_gelu)
+@op("FastGeluGrad", outputs="dX", shape=_shape_rule)
 def fast_gelu_grad(dY: T, X: T) -> T:
     """Gradient of FastGelu, Y = X/2 · (1 + tanh(√(2/π) · (X + 0.044715 · X³))): dX = dY times its slope.
 
@@ -160,7 +97,6 @@ def fast_gelu_grad(dY: T, X: T) -> T:
     "QuickGeluGrad",
     outputs="dX",
     shape=lambda dY, X, alpha: common_shape(dY, X, "X"),
-    function=_write_quick_gelu,
 )
 def quick_gelu_grad(dY: T, X: T, alpha: float = 1.702) -> T:
     """Gradient of QuickGelu, Y = X · s with s = sigmoid(alpha · X): dX = dY · (s + alpha · X · s · (1 - s)).
@@ -171,7 +107,7 @@ def quick_gelu_grad(dY: T, X: T, alpha: float = 1.702) -> T:
     return dX
 
 
-@op("BiasGeluGrad_dX", outputs="dX", shape=_shape_rule_with_bias, function=_write_gelu)
+@op("BiasGeluGrad_dX", outputs="dX", shape=_shape_rule_with_bias)
 def bias_gelu_grad_dx(dY: T, X: T, B: T) -> T:
     """Gradient of BiasGelu, Gelu(X + B), in X: GeluGrad(dY, X + B), with B along the last dimension.
 
@@ -181,7 +117,7 @@ def bias_gelu_grad_dx(dY: T, X: T, B: T) -> T:
     return dX
 
 
-@op("BiasFastGeluGrad_dX", outputs="dX", shape=_shape_rule_with_bias, function=_write_fast_gelu)
+@op("BiasFastGeluGrad_dX", outputs="dX", shape=_shape_rule_with_bias)
 def bias_fast_gelu_grad_dx(dY: T, X: T, B: T) -> T:
     """Gradient of FastGelu(X + B) in X: FastGeluGrad(dY, X + B), with B along the last dimension.
 

@@ -5,11 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrad.activations import Chosen, choose
 from onnxgrad.op import op
-from onnxgrad.ops_functions.gru import gru_grad_function, gru_training_function
-from onnxgrad.recurrent import DIRECTIONS as DIRECTIONS  # for the kernels
-from onnxgrad.recurrent import (
+from onnxgrad.ops.families.activations import Chosen, choose
+from onnxgrad.ops.families.recurrent import DIRECTIONS as DIRECTIONS  # for the kernels
+from onnxgrad.ops.families.recurrent import (
     Sizes,
     activations_of,
     check_lengths,
@@ -81,7 +80,6 @@ def chosen_activations(attributes: dict[str, Any]) -> list[Chosen]:
     outputs=("HAll", "HFinal?", "ZRH"),
     shape=_training_shapes,
     check_values=_check_lengths,
-    function=gru_training_function,
 )
 def gru_training(
     X: T,
@@ -158,7 +156,6 @@ def _preactivations(
     outputs=("dX?", "dW?", "dR?", "dB?", "dH0?"),
     shape=_grad_shapes,
     check_values=_check_lengths,
-    function=gru_grad_function,
 )
 def gru_grad(
     X: T,

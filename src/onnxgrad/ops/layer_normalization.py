@@ -1,12 +1,11 @@
 """LayerNormalizationGrad and SimplifiedLayerNormalizationGrad: gradients of normalizations over the last axes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated
 
 import numpy as np
 
 from onnxgrad.arguments import check_axis
-from onnxgrad.function_body import Body, Value
 from onnxgrad.op import op
 from onnxgrad.schema import Dim, Known, agree
 from onnxgrad.tensor_types import Array, T, TypeConstraint, accumulator
@@ -50,44 +49,6 @@ def _simplified_shapes(
     return tuple(_shapes(Y_grad, X, scale, axis, inv_std_var=inv_std_var))
 
 
-def _function(
-    o: Body, Y_grad: Value, X: Value, scale: Value, mean: Value | None, inv_std_var: Value, axis: int
-) -> list[Value]:
-    # There are as many rows as statistics, and as many columns as scales. An axis counted from the front asks for them.
-    grid = o.dims(*(o.Reshape(o.Size(v), [1]) for v in (inv_std_var, scale)))
-    over = list(range(axis, 0)) if axis < 0 else [1]
-
-    def compute(work: Callable[[Value], Value]) -> list[Value]:
-        def as_grid(x: Value) -> Value:
-            return o.Reshape(x, grid, allowzero=1)
-
-        def of_rows(statistic: Value) -> Value:
-            typed = o.CastLike(work(statistic), x)
-            return typed if axis < 0 else o.Reshape(typed, [-1, 1])
-
-        g, x, by = (work(v) for v in (Y_grad, X, scale))
-        if axis >= 0:
-            g, x, by = as_grid(g), as_grid(x), o.Reshape(by, [-1])
-        inv = of_rows(inv_std_var)
-        xhat = (x if mean is None else x - of_rows(mean)) * inv
-        scaled = g * by
-        inner = scaled - xhat * o.ReduceMean(scaled * xhat, over, keepdims=1)
-        if mean is not None:
-            inner = inner - o.ReduceMean(scaled, over, keepdims=1)
-        parts = (g * xhat,) if mean is None else (g * xhat, g)
-        sums = [o.ReduceSum(as_grid(part), [0], keepdims=0) for part in parts]
-        return [
-            inner * inv if axis < 0 else o.Reshape(inner * inv, o.Shape(X), allowzero=1),
-            *(o.Reshape(total, o.Shape(scale), allowzero=1) for total in sums),
-        ]
-
-    return o.in_work_type(X, compute)
-
-
-def _simplified_function(o: Body, Y_grad: Value, X: Value, scale: Value, inv_std_var: Value, axis: int) -> list[Value]:
-    return _function(o, Y_grad, X, scale, None, inv_std_var, axis)
-
-
 def _gradients(
     Y_grad: Array, X: Array, scale: Array, mean: Array | None, inv_std_var: Array, axis: int
 ) -> tuple[Array, Array, Array]:
@@ -108,7 +69,6 @@ def _gradients(
     "LayerNormalizationGrad",
     outputs=("X_grad?", "scale_grad?", "bias_grad?"),
     shape=_layer_shapes,
-    function=_function,
 )
 def layer_normalization_grad(
     Y_grad: T,
@@ -139,7 +99,6 @@ def layer_normalization_grad(
     "SimplifiedLayerNormalizationGrad",
     outputs=("X_grad?", "scale_grad?"),
     shape=_simplified_shapes,
-    function=_simplified_function,
 )
 def simplified_layer_normalization_grad(
     Y_grad: T,

@@ -5,10 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrad.activations import Chosen, choose
 from onnxgrad.op import op
-from onnxgrad.ops_functions.lstm import lstm_grad_function, lstm_training_function
-from onnxgrad.recurrent import (
+from onnxgrad.ops.families.activations import Chosen, choose
+from onnxgrad.ops.families.recurrent import (
     DIRECTIONS,
     Sizes,
     activations_of,
@@ -111,7 +110,6 @@ def chosen_activations(attributes: dict[str, Any]) -> list[Chosen]:
     outputs=("HAll", "HFinal?", "CFinal?", "CAll", "IOFC"),
     shape=_training_shapes,
     check_values=_check_training,
-    function=lstm_training_function,
 )
 def lstm_training(
     X: T,
@@ -183,7 +181,6 @@ def _before_peepholes(x: Array, W: Array, R: Array, B: Array | None, d: int, sta
     outputs=("dX?", "dW?", "dR?", "dB?", "dH0?", "dC0?", "dP?"),
     shape=_grad_shapes,
     check_values=_check_grad,
-    function=lstm_grad_function,
 )
 def lstm_grad(
     X: T,

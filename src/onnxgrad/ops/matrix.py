@@ -3,13 +3,11 @@
 PermutedMatMulNorm: the same, and the length of the result.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from onnx import TensorProto
 
-from onnxgrad.function_body import Body, Value
 from onnxgrad.op import op
 from onnxgrad.schema import Dim, Known
 from onnxgrad.tensor_types import Array, T, accumulator
@@ -62,29 +60,7 @@ def _permuted(name: str, dims: Sequence[Dim], perm: Sequence[int] | None) -> lis
     return [dims[k] for k in perm]
 
 
-def _function(
-    o: Body,
-    A: Value,
-    B: Value,
-    bias: Value | None,
-    alpha: float,
-    permA: Sequence[int] | None,
-    permB: Sequence[int] | None,
-    permY: Sequence[int] | None,
-) -> list[Value]:
-    def turned(x: Value, perm: Sequence[int] | None) -> Value:
-        return x if not perm else o.Transpose(x, perm=list(perm))
-
-    def compute(work: Callable[[Value], Value]) -> list[Value]:
-        product = o.MatMul(turned(work(A), permA), turned(work(B), permB))
-        if alpha != 1:
-            product = product * alpha
-        return [turned(product if bias is None else product + work(bias), permY)]
-
-    return o.in_work_type(A, compute)
-
-
-@op("PermutedMatMul", outputs="Y", shape=_shape_rule, function=_function)
+@op("PermutedMatMul", outputs="Y", shape=_shape_rule)
 def permuted_mat_mul(
     A: T,
     B: T,
@@ -115,22 +91,7 @@ def _norm_shapes(A: Known, B: Known, bias: Known | None, **attributes: Any) -> t
     return _shape_rule(A, B, bias, **attributes), ()
 
 
-def _norm_function(
-    o: Body,
-    A: Value,
-    B: Value,
-    bias: Value | None,
-    alpha: float,
-    permA: Sequence[int] | None,
-    permB: Sequence[int] | None,
-    permY: Sequence[int] | None,
-) -> list[Value]:
-    (Y,) = _function(o, A, B, bias, alpha, permA, permB, permY)
-    wide = o.Cast(Y, to=TensorProto.DOUBLE)
-    return [Y, o.CastLike(o.Sqrt(o.ReduceSum(wide * wide, keepdims=0)), A)]
-
-
-@op("PermutedMatMulNorm", outputs=("Y", "norm"), shape=_norm_shapes, function=_norm_function)
+@op("PermutedMatMulNorm", outputs=("Y", "norm"), shape=_norm_shapes)
 def permuted_mat_mul_norm(
     A: T,
     B: T,

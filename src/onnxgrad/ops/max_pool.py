@@ -1,14 +1,13 @@
 """MaxPoolGrad: the gradient of MaxPool."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from onnxgrad.function_body import Body, Value
 from onnxgrad.op import op
-from onnxgrad.pools import axes_of, check_windows, settings, shape_of
+from onnxgrad.ops.families.pools import axes_of, check_windows, settings
 from onnxgrad.schema import Dim, Known
 from onnxgrad.tensor_types import T, accumulator
 
@@ -18,26 +17,7 @@ def _shape_rule(dY: Known, X: Known, **attributes: Any) -> tuple[Dim, ...] | Non
     return X.dims
 
 
-def _function(
-    o: Body, dY: Value, X: Value, auto_pad: str, ceil_mode: int, dilations: Any, kernel_shape: Any, pads: Any,
-    strides: Any,
-) -> list[Value]:  # fmt: skip
-    given = settings(auto_pad, ceil_mode, dilations, kernel_shape, pads, strides)
-    how: dict[str, Any] = {"kernel_shape": given.kernel, "strides": given.strides, "ceil_mode": ceil_mode}
-    how |= {"pads": given.pads} if auto_pad == "NOTSET" else {"auto_pad": auto_pad}
-    how |= {"dilations": given.dilations} if max(given.dilations) > 1 else {}
-
-    def compute(work: Callable[[Value], Value]) -> list[Value]:
-        image, g = o.Reshape(work(X), shape_of(o, o.Shape(X), given), allowzero=1), work(dY)
-        _, indices = o.nodes("MaxPool", 2, image, **how)
-        zeros = o.fill(0, o.Reshape(o.Size(image), [1]), g)
-        dX = o.ScatterElements(zeros, o.Reshape(indices, [-1]), o.Reshape(g, [-1]), axis=0, reduction="add")
-        return [o.Reshape(dX, o.Shape(X), allowzero=1)]
-
-    return o.in_work_type(dY, compute)
-
-
-@op("MaxPoolGrad", outputs="dX", shape=_shape_rule, function=_function)
+@op("MaxPoolGrad", outputs="dX", shape=_shape_rule)
 def max_pool_grad(
     dY: T,
     X: T,

@@ -5,10 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrad.activations import Chosen, choose
 from onnxgrad.op import op
-from onnxgrad.ops_functions.rnn import rnn_grad_function
-from onnxgrad.recurrent import (
+from onnxgrad.ops.families.activations import Chosen, choose
+from onnxgrad.ops.families.recurrent import (
     DIRECTIONS,
     activations_of,
     check_lengths,
@@ -59,7 +58,6 @@ def chosen_activations(attributes: dict[str, Any]) -> list[Chosen]:
     outputs=("dX?", "dW?", "dR?", "dB?", "dH0?"),
     shape=_grad_shapes,
     check_values=_check_lengths,
-    function=rnn_grad_function,
 )
 def rnn_grad(
     X: T,

@@ -1,11 +1,8 @@
 """SoftmaxGrad_13 and LogSoftmaxGrad_13: the gradients of Softmax and LogSoftmax, since opset 13 along one axis."""
 
-from collections.abc import Callable
-
 import numpy as np
 
 from onnxgrad.arguments import check_axis
-from onnxgrad.function_body import Body, Value
 from onnxgrad.op import op
 from onnxgrad.schema import Dim, Known, agree
 from onnxgrad.tensor_types import T, accumulator
@@ -22,16 +19,7 @@ def _shape_rule(dY: Known, Y: Known, axis: int) -> tuple[Dim, ...] | None:
     return tuple(there if here is None else here for here, there in zip(Y.dims, dY.dims, strict=True))
 
 
-def _softmax(o: Body, dY: Value, Y: Value, axis: int) -> list[Value]:
-    def compute(work: Callable[[Value], Value]) -> list[Value]:
-        y = work(Y)
-        part = work(dY) * y
-        return [part - y * o.ReduceSum(part, [axis], keepdims=1)]
-
-    return o.in_work_type(dY, compute)
-
-
-@op("SoftmaxGrad_13", outputs="dX", shape=_shape_rule, function=_softmax)
+@op("SoftmaxGrad_13", outputs="dX", shape=_shape_rule)
 def softmax_grad_13(dY: T, Y: T, axis: int = -1) -> T:
     """Gradient of Softmax: dX = Y · (dY - sum of dY · Y along `axis`), Y being what Softmax gave.
 
@@ -43,15 +31,7 @@ def softmax_grad_13(dY: T, Y: T, axis: int = -1) -> T:
     return dX.astype(Y.dtype)
 
 
-def _log_softmax(o: Body, dY: Value, Y: Value, axis: int) -> list[Value]:
-    def compute(work: Callable[[Value], Value]) -> list[Value]:
-        g = work(dY)
-        return [g - o.Exp(work(Y)) * o.ReduceSum(g, [axis], keepdims=1)]
-
-    return o.in_work_type(dY, compute)
-
-
-@op("LogSoftmaxGrad_13", outputs="dX", shape=_shape_rule, function=_log_softmax)
+@op("LogSoftmaxGrad_13", outputs="dX", shape=_shape_rule)
 def log_softmax_grad_13(dY: T, Y: T, axis: int = -1) -> T:
     """Gradient of LogSoftmax: dX = dY - exp(Y) · sum of dY along `axis`, Y being what LogSoftmax gave.
 

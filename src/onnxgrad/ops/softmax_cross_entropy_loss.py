@@ -1,13 +1,12 @@
 """SoftmaxCrossEntropyLossInternal, which keeps what the gradient needs, and SoftmaxCrossEntropyLossGrad."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated
 
 import numpy as np
-from onnx import TensorProto, helper
+from onnx import helper
 
 from onnxgrad.arguments import label_error
-from onnxgrad.function_body import Body, Value
 from onnxgrad.op import op
 from onnxgrad.schema import Dim, Known, agree
 from onnxgrad.tensor_types import Array, Index, T, TypeConstraint, accumulator
@@ -87,44 +86,10 @@ def ignored_label(ignore_index: Array | None) -> int:
     return NEVER_COUNTED if ignore_index is None else int(ignore_index.reshape(-1)[0])
 
 
-def _internal_function(
-    o: Body, scores: Value, labels: Value, weights: Value | None, ignore_index: Value | None, reduction: str
-) -> list[Value]:
-    def compute(work: Callable[[Value], Value]) -> list[Value]:
-        log_prob = o.LogSoftmax(work(scores), axis=1)
-        given = o.Cast(labels, to=TensorProto.INT64)
-        ignored = given.equals(NEVER_COUNTED if ignore_index is None else _single(o, ignore_index))
-        # An ignored sample may name a class that is none: it gets the first one, and counts for nothing.
-        chosen = o.Where(ignored, o.like(0, given), given)
-        nothing = o.like(0, log_prob)
-        losses = -o.Squeeze(o.GatherElements(log_prob, o.Unsqueeze(chosen, [1]), axis=1), [1])
-        counts = o.CastLike(~ignored, log_prob)
-        if weights is not None:
-            each = o.Gather(work(o.given(weights, scores, o.ints(0))), chosen, axis=0)
-            losses, counts = losses * each, o.Where(ignored, nothing, each)
-        losses = o.Where(ignored, nothing, losses)
-        if reduction == "none":
-            return [losses, log_prob]
-        loss, total = (o.ReduceSum(o.Cast(x, to=TensorProto.DOUBLE), keepdims=0) for x in (losses, counts))
-        if reduction == "mean":
-            loss = loss / o.Where(total.equals(0), o.like(1, total), total)
-        return [o.CastLike(loss, log_prob), log_prob]
-
-    return o.in_work_type(scores, compute)
-
-
-def _single(o: Body, number: Value) -> Value:
-    """A scalar of int64; where other nodes have none, by an operator that takes any number of inputs."""
-    if number.guarded:
-        number = o.Max(o.node("Constant", value_int=-(2**63)), number)
-    return o.Reshape(number, [])
-
-
 @op(
     "SoftmaxCrossEntropyLossInternal",
     outputs=("output", "log_prob?"),
     shape=_internal_shapes,
-    function=_internal_function,
 )
 def softmax_cross_entropy_loss_internal(
     scores: T,
@@ -175,31 +140,7 @@ def _shape_rule(
     return log_prob.dims
 
 
-def _function(
-    o: Body, dY: Value, log_prob: Value, label: Value, weight: Value | None, reduction: str, ignore_index: int
-) -> list[Value]:
-    def compute(work: Callable[[Value], Value]) -> list[Value]:
-        log = work(log_prob)
-        ignored = o.Cast(label, to=TensorProto.INT64).equals(ignore_index)
-        # An ignored sample may name a class that is none: it gets the first one, and counts for nothing.
-        chosen = o.Where(ignored, o.like(0, label), label)
-        counts = o.CastLike(~ignored, log)
-        if weight is not None:
-            given = work(o.given(weight, log_prob, o.ints(0)))
-            counts = o.Where(ignored, o.like(0, log), o.Gather(given, chosen, axis=0))
-        g = work(dY) if reduction == "none" else o.ReduceSum(work(dY), keepdims=0)  # one number: as a scalar
-        if reduction == "mean":
-            total = o.ReduceSum(counts, keepdims=0)
-            g = g / o.Where(total.equals(0), o.like(1, log), total)
-        each = o.Unsqueeze(g * counts, [1])
-        skipped = o.Unsqueeze(ignored, [1])
-        spread = o.Where(skipped, o.like(0, log), o.Exp(log) * each)
-        return [o.ScatterElements(spread, o.Unsqueeze(chosen, [1]), -each, axis=1, reduction="add")]
-
-    return o.in_work_type(dY, compute)
-
-
-@op("SoftmaxCrossEntropyLossGrad", outputs="d_logits", shape=_shape_rule, function=_function)
+@op("SoftmaxCrossEntropyLossGrad", outputs="d_logits", shape=_shape_rule)
 def softmax_cross_entropy_loss_grad(
     dY: T, log_prob: T, label: Index, weight: T | None = None, reduction: str = "mean", ignore_index: int = -1
 ) -> T:

@@ -1,6 +1,6 @@
 """Activation functions. Where one has a kink, its gradient there is PyTorch's."""
 
-from onnxgrad.backward import sum_to_shape
+from onnxgrad.graph.broadcast import sum_to_shape
 from onnxgrad.graph.builder import MICROSOFT
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor

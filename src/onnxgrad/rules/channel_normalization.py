@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
+from onnxgrad.graph.cast import in_type, wide_type
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.rules import op, vjp
-from onnxgrad.rules.normalization import in_type, share_along, standardized, wide_type
+from onnxgrad.rules.normalization import share_along, standardized
 
 
 def _other_axes(x: Tensor) -> list[int]:

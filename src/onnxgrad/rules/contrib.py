@@ -1,10 +1,10 @@
 """Forward operators of com.microsoft that onnxruntime's optimizer and exporters write (onnxgrad/contrib.py)."""
 
-from onnxgrad.backward import sum_to_shape
-from onnxgrad.contrib import DOMAIN, matrix_axes
+from onnxgrad.graph.broadcast import sum_to_shape
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.rules import op, vjp
+from onnxgrad.rules.contrib_schemas import DOMAIN, matrix_axes
 from onnxgrad.rules.matrix import product_left, product_right
 
 

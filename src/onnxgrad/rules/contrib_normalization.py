@@ -3,18 +3,13 @@
 from onnx import TypeProto, defs, helper
 from onnx.defs import OpSchema
 
-from onnxgrad.backward import sum_to_shape
+from onnxgrad.graph.broadcast import sum_to_shape
 from onnxgrad.graph.builder import MICROSOFT
+from onnxgrad.graph.cast import in_type, wide_type
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.rules import vjp
-from onnxgrad.rules.normalization import (
-    Layer,
-    gradients_of_layer,
-    in_type,
-    statistics,
-    wide_type,
-)
+from onnxgrad.rules.normalization import Layer, gradients_of_layer, statistics
 
 FLOATS = [f"tensor({t})" for t in ("float16", "bfloat16", "float", "double")]
 

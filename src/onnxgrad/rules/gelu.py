@@ -2,12 +2,12 @@
 
 import math
 
-from onnxgrad.backward import sum_to_shape
-from onnxgrad.contrib import DOMAIN
+from onnxgrad.graph.broadcast import sum_to_shape
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.ops.gelu import CUBIC, SCALE
 from onnxgrad.rules import op, vjp
+from onnxgrad.rules.contrib_schemas import DOMAIN
 
 
 def _fast_gelu(g: Tensor, n: NodeView) -> Tensor:

@@ -1,11 +1,12 @@
 """The gradients of LayerNormalizationGrad and SimplifiedLayerNormalizationGrad."""
 
-from onnxgrad.backward import sum_to_shape
+from onnxgrad.graph.broadcast import sum_to_shape
 from onnxgrad.graph.builder import MICROSOFT
+from onnxgrad.graph.cast import in_type, wide_type
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.rules import op, vjp
-from onnxgrad.rules.normalization import in_type, last_axes, through_statistics, wide_type
+from onnxgrad.rules.normalization import last_axes, through_statistics
 
 
 def _total(*terms: Tensor | None) -> Tensor | None:

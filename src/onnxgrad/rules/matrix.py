@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from onnxgrad.backward import sum_to_shape
+from onnxgrad.graph.broadcast import sum_to_shape
 from onnxgrad.graph.builder import MICROSOFT
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor

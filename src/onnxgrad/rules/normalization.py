@@ -6,20 +6,11 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.backward import sum_to_shape
+from onnxgrad.graph.broadcast import sum_to_shape
+from onnxgrad.graph.cast import in_type, wide_type
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Dim, Number, Tensor
 from onnxgrad.rules import op, vjp
-
-
-def in_type(x: Tensor, dtype: ir.DataType) -> Tensor:
-    """The numbers in another type, if it is another."""
-    return x if x.dtype == dtype else op.Cast(x, to=dtype.value)
-
-
-def wide_type(*tensors: Tensor) -> ir.DataType:
-    """The type to compute statistics in: float32 for half numbers, as the operators themselves do."""
-    return ir.DataType.DOUBLE if any(x.dtype == ir.DataType.DOUBLE for x in tensors) else ir.DataType.FLOAT
 
 
 def share_along(x: Tensor, axes: Sequence[int], dtype: ir.DataType) -> Number:

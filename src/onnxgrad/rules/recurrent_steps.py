@@ -6,11 +6,11 @@ engine writes the gradient of these. What the node takes from the forward pass i
 
 from collections.abc import Callable, Sequence
 
-from onnxgrad.activations import Chosen
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.ops import gru, lstm, rnn
-from onnxgrad.recurrent import DIRECTIONS, activations_of
+from onnxgrad.ops.families.activations import Chosen
+from onnxgrad.ops.families.recurrent import DIRECTIONS, activations_of
 from onnxgrad.rules import nondiff, op, todo, vjp
 from onnxgrad.rules.registry import Function
 
@@ -165,8 +165,6 @@ def _by_steps(
     """Rewrites a gradient operator; `inputs` are those it has gradients for, in the order of its outputs."""
 
     def rewrite(n: NodeView) -> list[Tensor | None]:
-        from onnxgrad.backward import write_gradient  # which reads the rules
-
         builder = n.builder
         seeds = [getattr(n, name) for name in gradients]
         if all(seed is None for seed in seeds):
@@ -176,7 +174,7 @@ def _by_steps(
         leaves = {name: None if v is None else builder.copy(v) for name, v in given.items()}
         results = _forward(n, leaves, firsts, defaults, make_step)
         seeded = {r.value: seed for r, seed in zip(results, seeds, strict=True) if seed is not None}
-        found = write_gradient(builder, seeded, [leaf.value for leaf in leaves.values() if leaf is not None])
+        found = n.write_gradient(seeded, [leaf.value for leaf in leaves.values() if leaf is not None])
         return [None if leaf is None else found.get(leaf.value) for leaf in leaves.values()]
 
     return rewrite

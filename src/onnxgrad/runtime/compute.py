@@ -12,7 +12,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from onnxgrad.cpu.core.call import INT64, invoke, keep
+from onnxgrad.cpu.core.c_calls import INT64, invoke, keep
 from onnxgrad.cpu.core.jit import c_function, inlined, int64, machine_code, native
 from onnxgrad.runtime.api import SLOTS
 

@@ -10,7 +10,7 @@ from numba import types
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 
-from onnxgrad.recording import Call
+from onnxgrad.cpu.core.recording import Call
 
 INT64, INT32 = ir.IntType(64), ir.IntType(32)
 FAILED = 2**62  # instead of a result: the kernel itself raised, for want of memory

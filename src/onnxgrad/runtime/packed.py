@@ -6,11 +6,11 @@ import numpy as np
 
 from onnxgrad.cpu.core.halves import load, store
 from onnxgrad.cpu.core.jit import native
+from onnxgrad.cpu.core.memory import workspace
 from onnxgrad.cpu.core.parallel import parallel
-from onnxgrad.memory import workspace
+from onnxgrad.cpu.core.threads import launch
 from onnxgrad.runtime.custom_op import HALF_A_BYTE
 from onnxgrad.tensor_types import DTYPES, Array
-from onnxgrad.threads import launch
 
 CHUNK = 1 << 16  # pairs in one task
 _dtypes = {DTYPES[name] for name in HALF_A_BYTE}

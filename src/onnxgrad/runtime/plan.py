@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 
 from onnxgrad import arguments
-from onnxgrad.memory import FRESH
-from onnxgrad.recording import FIRST_WORKSPACE, record, region_of, without_memory
+from onnxgrad.cpu.core.memory import FRESH
+from onnxgrad.cpu.core.recording import FIRST_WORKSPACE, record, region_of, without_memory
+from onnxgrad.cpu.core.threads import WORTH_SHARING
 from onnxgrad.runtime.compute import (
     ABSENT,
     CALL_TABLE,
@@ -28,7 +29,6 @@ from onnxgrad.runtime.native_call import prepare
 from onnxgrad.runtime.packed import is_packed, pack, unpacked
 from onnxgrad.schema import Known
 from onnxgrad.tensor_types import Array
-from onnxgrad.threads import WORTH_SHARING
 
 ALIGNMENT = 64
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrad.coverage import has_kernel
-from onnxgrad.op import OPERATORS, Attribute
+from onnxgrad.op import OPERATORS
 from onnxgrad.runtime import api as ort
 from onnxgrad.runtime import kernels
 from onnxgrad.runtime.api import Api
 from onnxgrad.runtime.custom_op import CREATE, describe, overload_at, overloads_of
+from onnxgrad.schema import Attribute
 from onnxgrad.tensor_types import Array
 
 MOST_PLANS = 256  # kept for one node; with still more shapes Python is asked every time
@@ -80,7 +80,7 @@ def _domain(api_address: int) -> int:
         for provider, compute in computes.items():
             # An operator's outputs are where its provider is, so one of small numbers belongs to the CPU; one
             # that has no kernel for CUDA runs there too.
-            belongs = provider == CPU or (not op.on_host_only and has_kernel(op, "cuda"))
+            belongs = provider == CPU or (not op.on_host_only and op.has_kernel("cuda"))
             for overload in overloads_of(op, provider) if belongs else ():
                 address = describe(overload, _create, compute, destroy)
                 _check(api, api.call("CustomOpDomain_Add", domains[op.domain], address))
@@ -111,8 +111,8 @@ def _hook(options: int, base: int) -> int | None:
 @CREATE
 def _create(op_address: int, api_address: int, info: int, out: Any) -> int | None:
     """CreateKernelV2: called once for each node of a session."""
+    from onnxgrad.cpu.core.threads import get_num_threads
     from onnxgrad.runtime import compute
-    from onnxgrad.threads import get_num_threads
 
     api, overload = Api(api_address), overload_at(op_address)
     op = overload.op

@@ -9,7 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from onnxgrad.frameworks import is_foreign, is_on_gpu, to_numpy
+from onnxgrad.interop import is_foreign, is_on_gpu, to_numpy
 from onnxgrad.tensor_types import Array
 
 Batch = Mapping[str, Any]

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from onnxgrad.cpu.core.threads import launch
 from onnxgrad.tensor_types import Array
-from onnxgrad.threads import launch
 
 BYTES = 4  # of a number, as a rule
 ALIGNMENT = 64  # bytes: a cache line, and as much as any vector instruction asks for
@@ -47,7 +47,7 @@ class Device(Protocol):
         """Of its first element."""
 
     def run(self, kernel: str, pieces: Any, *args: Any) -> None:
-        """A function of update_cpu.py or update_cuda.py, for buffers.Pieces."""
+        """A function of the device's core/optimizers.py, for buffers.Pieces."""
 
     def sum_of_squares(self, pieces: Any, grad: Any, sums: Any, lengths: Array) -> float:
         """Of all pieces together, and of lengths that are known; `sums` has room for each piece's own."""
@@ -65,7 +65,7 @@ class Cpu:
 
     @property
     def has_tiles(self) -> bool:
-        from onnxgrad.cpu.core.tiles import have_tiles  # here, since it loads Numba
+        from onnxgrad.cpu.core.matmul.amx import have_tiles  # here, since it loads Numba
 
         return have_tiles()
 
@@ -95,9 +95,9 @@ class Cpu:
 
     @functools.cached_property
     def _kernels(self) -> Any:
-        from onnxgrad.train import update_cpu  # here, since it loads Numba
+        from onnxgrad.cpu.core import optimizers
 
-        return update_cpu
+        return optimizers
 
     def run(self, kernel: str, pieces: Any, *args: Any) -> None:
         launch(getattr(self._kernels, kernel), pieces.table, *args, bytes_touched=4 * BYTES * pieces.elements)
@@ -114,7 +114,7 @@ class Cuda:
     """A GPU, by torch and the CUDA provider of onnxruntime-gpu, both on one stream: nothing waits for the host."""
 
     name = "cuda"
-    piece = 1 << 12
+    piece = 1 << 12  # as cuda/core/optimizers.py has it
     has_tiles = False
 
     def __init__(self, place: int | None = None) -> None:
@@ -172,9 +172,9 @@ class Cuda:
         return int(array.data_ptr())
 
     def run(self, kernel: str, pieces: Any, *args: Any) -> None:
-        from onnxgrad.train import update_cuda
+        from onnxgrad.cuda.core import optimizers
 
-        getattr(update_cuda, kernel)(pieces.table, *args)
+        getattr(optimizers, kernel)(pieces.table, *args)
 
     def sum_of_squares(self, pieces: Any, grad: Any, sums: Any, lengths: Array) -> float:
         self.run("squares", pieces, grad, sums)

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 from onnxgrad.tensor_types import Array
 from onnxgrad.train.batches import Batches, LocalBatch
-from onnxgrad.train.bound import BoundSession
 from onnxgrad.train.devices import Device
+from onnxgrad.train.distributed.ranks import Alone, on_every_rank
+from onnxgrad.train.distributed.sharding import examples_of
 from onnxgrad.train.graphs import EvaluationGraph
-from onnxgrad.train.ranks import Alone, on_every_rank
-from onnxgrad.train.shares import examples_of
+from onnxgrad.train.session import BoundSession
 
 Metric = Callable[[Mapping[str, Array], Mapping[str, Any]], float]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnxgrad.train.batches import Batches
+from onnxgrad.train.distributed.ranks import Alone, on_every_rank
 from onnxgrad.train.interruption import Interrupted, Interruption
 from onnxgrad.train.progress import Progress
-from onnxgrad.train.ranks import Alone, on_every_rank
 
 if TYPE_CHECKING:
     from onnxgrad.train.evaluation import Metric

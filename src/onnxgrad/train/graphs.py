@@ -6,18 +6,18 @@ from typing import Any, NamedTuple
 
 import onnx_ir as ir
 
-from onnxgrad.differentiate import differentiate, load, sources
+from onnxgrad.autodiff.differentiate import differentiate, load, sources
 from onnxgrad.graph.builder import Builder
-from onnxgrad.graph.recognition import recognise_gelu
-from onnxgrad.graph.transposes import move_transposes_behind_cuts
-from onnxgrad.prepared import finish, prepare
-from onnxgrad.train.forms import SEED, Statistics, to_inference_form, to_training_form
-from onnxgrad.train.fused_loss import fuse_losses
-from onnxgrad.train.losses import Total
-from onnxgrad.train.objective import append_loss
-from onnxgrad.train.products import measure_results, use_permuted_products
-from onnxgrad.train.shares import PLACE, WEIGHTS
-from onnxgrad.train.statistics import measure_together
+from onnxgrad.passes.append_loss import append_loss
+from onnxgrad.passes.batch_slice import PLACE, WEIGHTS
+from onnxgrad.passes.fuse_gelu import recognise_gelu
+from onnxgrad.passes.fuse_loss import fuse_losses
+from onnxgrad.passes.prepare import finish, prepare
+from onnxgrad.passes.sink_transposes import move_transposes_behind_cuts
+from onnxgrad.passes.sync_batch_norm import measure_together
+from onnxgrad.passes.train_mode import SEED, Statistics, to_inference_form, to_training_form
+from onnxgrad.passes.use_amx_matmul import measure_results, use_permuted_products
+from onnxgrad.train.losses import Loss, Total, parts_of
 
 
 class StepGraph(NamedTuple):
@@ -66,7 +66,7 @@ def step_graph(
         move_transposes_behind_cuts(builder)
     if group is not None and place is not None:
         measure_together(builder, statistics, place, group)
-    name = _make_output(builder, append_loss(builder, loss, weights))
+    name = _make_output(builder, append_loss(builder, _terms(loss), weights))
     drops = any(v.name == SEED for v in graph.inputs)
     loss_value = next(v for v in graph.outputs if v.name == name)
     parameters = _parameters(graph, loss_value, trainable)
@@ -86,6 +86,10 @@ def step_graph(
     return StepGraph(made.model, name, made.gradients, norm_of, statistics, drops, wide)
 
 
+def _terms(loss: Total | str) -> Sequence[Loss] | str:
+    return loss if isinstance(loss, str) else parts_of(loss)
+
+
 def _new_input(graph: ir.Graph, name: str, dtype: ir.DataType, length: int) -> ir.Value:
     value = ir.Value(name=name, shape=ir.Shape([length]), type=ir.TensorType(dtype))
     graph.inputs.append(value)
@@ -99,7 +103,7 @@ def evaluation_graph(model: Any, loss: Total | str, step: StepGraph) -> Evaluati
     to_inference_form(graph)
     predictions = [str(v.name) for v in graph.outputs]
     builder = Builder(graph, prepared.opsets)
-    name = _make_output(builder, append_loss(builder, loss))
+    name = _make_output(builder, append_loss(builder, _terms(loss)))
     _widen(graph, [name for name in step.gradients if name in graph.initializers], step.dtype)
     finished = finish(prepared)
     fuse_losses(finished.graph)

@@ -14,7 +14,7 @@ import numpy as np
 
 from onnxgrad.tensor_types import Array
 from onnxgrad.train.buffers import Buffers
-from onnxgrad.train.ranks import Ranks
+from onnxgrad.train.distributed.ranks import Ranks
 
 Groups = Mapping[str, Mapping[str, Any]]
 

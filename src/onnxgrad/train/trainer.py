@@ -11,24 +11,25 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.differentiate import load
-from onnxgrad.memory import give_back
-from onnxgrad.saving import save
-from onnxgrad.train.bound import BoundSession
+from onnxgrad.autodiff.differentiate import load
+from onnxgrad.cpu.core.memory import give_back
+from onnxgrad.graph.files import save
+from onnxgrad.passes.batch_slice import PLACE, WEIGHTS
+from onnxgrad.passes.train_mode import SEED, to_inference_form
 from onnxgrad.train.buffers import Buffers
 from onnxgrad.train.checkpoint import check_arrays, read_checkpoint, write_checkpoint
 from onnxgrad.train.devices import device_of
+from onnxgrad.train.distributed.collectives import CHECK_EVERY, Exchange
+from onnxgrad.train.distributed.ranks import Ranks, on_every_rank, ranks_of
+from onnxgrad.train.distributed.sharding import Shares
 from onnxgrad.train.evaluation import Evaluation, Metric
-from onnxgrad.train.exchange import CHECK_EVERY, Exchange
 from onnxgrad.train.fitting import Log, Place, Plan, Record, TrainingStoppedError, fit
-from onnxgrad.train.forms import SEED, to_inference_form
 from onnxgrad.train.gradient_norm import GradientNorm
 from onnxgrad.train.graphs import evaluation_graph, step_graph
 from onnxgrad.train.losses import CrossEntropy, Total
 from onnxgrad.train.optim import Optimizer
-from onnxgrad.train.ranks import Ranks, on_every_rank, ranks_of
 from onnxgrad.train.schedules import Constant, Schedule
-from onnxgrad.train.shares import PLACE, WEIGHTS, Shares
+from onnxgrad.train.session import BoundSession
 
 
 class Trainer:

@@ -1,29 +1,44 @@
-"""Calls of C functions by their address, and memory by address."""
+"""A call of an operator whose arrays are in the CPU's memory: results are allocated, then the kernel writes them."""
 
+from collections.abc import Sequence
 from typing import Any
 
-from llvmlite import ir
-from numba import types
-from numba.core import cgutils
+import numpy as np
 
-from onnxgrad.cpu.core.jit import machine_code
-
-INT64 = ir.IntType(64)
-
-
-@machine_code
-def invoke(typing_context: Any, address: Any, arguments: Any) -> Any:
-    """Calls the C function at an address with machine words, and gives the word it returns."""
-
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
-        count = len(arguments.types)
-        function = builder.inttoptr(values[0], ir.FunctionType(INT64, [INT64] * count).as_pointer())
-        return builder.call(function, cgutils.unpack_tuple(builder, values[1], count))
-
-    return types.int64(types.int64, arguments), generate
+from onnxgrad import arguments
+from onnxgrad.cpu.core.memory import GIVEN, allocate
+from onnxgrad.op import Op
+from onnxgrad.tensor_types import Array
 
 
-@machine_code
-def keep(typing_context: Any, array: Any) -> Any:
-    """Nothing; but an array is freed after its last use, and its address does not count for one."""
-    return types.void(array), lambda context, builder, signature, values: context.get_dummy_value()
+def run(op: Op[..., Any], out: Sequence[Array | None] | None, values: Sequence[Any]) -> tuple[Array | None, ...]:
+    """The results, in `out` if the caller gives arrays to write to."""
+    inputs = arguments.to_arrays(op.inputs, values)
+    attributes, wanted = op.settings(values) if len(values) > len(inputs) else ({}, None)
+    kernel = op.kernel("cpu")
+    if op.longest is not None and out is None:
+        room = [np.empty(n, arguments.NATIVE_INT64) for n in op.longest(*inputs, **attributes)]
+        filled = kernel(*inputs, *room, **attributes)
+        return tuple([array[:length] for array, length in zip(room, filled, strict=True)])
+    results = _results(op, out, inputs, attributes, wanted)
+    kernel(*inputs, *results, **attributes)
+    return results
+
+
+def _results(
+    op: Op[..., Any],
+    out: Sequence[Array | None] | None,
+    inputs: Sequence[Array | None],
+    attributes: dict[str, Any],
+    wanted: frozenset[str] | None,
+) -> tuple[Array | None, ...]:
+    """The arrays to write to, the caller's or new ones; a kernel that asks for it is told what they are."""
+    shapes = op.checked_shapes(inputs, attributes)
+    dtypes: list[np.dtype[Any]] = [inputs[source].dtype for source in op.dtype_sources]  # type: ignore[union-attr]
+    if out is not None:
+        return arguments.check_out(out, op.output_names, shapes, dtypes, wanted, inputs)
+    asked = [wanted is None or name in wanted for name in op.output_names]
+    made = [allocate(s, d) if a else (None, GIVEN) for a, s, d in zip(asked, shapes, dtypes, strict=True)]
+    if op.kernel_asks_for("cpu", "memory"):
+        attributes["memory"] = made[0][1]
+    return tuple(array for array, _ in made)

@@ -4,10 +4,10 @@ import numpy as np
 
 from onnxgrad.cpu.core.halves import flat, load, store
 from onnxgrad.cpu.core.jit import native
+from onnxgrad.cpu.core.memory import workspace
 from onnxgrad.cpu.core.parallel import parallel
-from onnxgrad.memory import workspace
+from onnxgrad.cpu.core.threads import launch
 from onnxgrad.tensor_types import Array
-from onnxgrad.threads import launch
 
 CHUNK = 1 << 16
 

@@ -8,10 +8,10 @@ import math
 
 import numpy as np
 
-from onnxgrad.cpu.core.activate import exp
 from onnxgrad.cpu.core.halves import load, store
 from onnxgrad.cpu.core.jit import inlined, int64, native
 from onnxgrad.cpu.core.parallel import parallel
+from onnxgrad.cpu.core.recurrent.activations import exp
 from onnxgrad.tensor_types import Array
 
 LABELS = 1 << 16  # of one task

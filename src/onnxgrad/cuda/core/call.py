@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.utils.dlpack
 
-from onnxgrad import arguments, frameworks
+from onnxgrad import arguments, interop
 from onnxgrad.cuda.core.indices import BadIndex
 from onnxgrad.schema import Known
 from onnxgrad.tensor_types import TypeConstraint
 
 if TYPE_CHECKING:
-    from onnxgrad.op import Input, Op
+    from onnxgrad.op import Op
+    from onnxgrad.schema import Input
 
 
 class Plan(NamedTuple):
@@ -68,7 +69,7 @@ def run(
     if out is not None:
         return tuple(None if r is None else o for o, r in zip(out, results, strict=True))
     like = values[plan.like]
-    return tuple(None if r is None else frameworks.in_kind(r, like) for r in results)
+    return tuple(None if r is None else interop.in_kind(r, like) for r in results)
 
 
 def _looks(op: "Op[..., Any]", values: Sequence[Any]) -> Any:
@@ -121,11 +122,11 @@ def _to_tensors(declared: Sequence["Input"], values: Sequence[Any]) -> tuple[lis
     """Host inputs as NumPy arrays, the others as tensors; and the position of the first of these."""
     host = [k for k, entry in enumerate(declared) if entry.constraint.on_host]
     for k in host:
-        if frameworks.is_on_gpu(values[k]) and not _is_host_tensor(values[k]):
+        if interop.is_on_gpu(values[k]) and not _is_host_tensor(values[k]):
             raise TypeError(
                 f"{declared[k].name} is on the GPU, expected on the host: a list, a NumPy array or a tensor of the CPU"
             )
-    plain = [frameworks.to_numpy(values[k]) if frameworks.is_foreign(values[k]) else values[k] for k in host]
+    plain = [interop.to_numpy(values[k]) if interop.is_foreign(values[k]) else values[k] for k in host]
     inputs: list[Any] = [None] * len(declared)
     for k, array in zip(host, arguments.to_arrays([declared[k] for k in host], plain), strict=True):
         inputs[k] = array
@@ -136,7 +137,7 @@ def _to_tensors(declared: Sequence["Input"], values: Sequence[Any]) -> tuple[lis
             continue
         if value is None:
             raise TypeError(f"{entry.name} is None, expected an array of {arguments.list_types(entry)}")
-        if not frameworks.is_on_gpu(value):
+        if not interop.is_on_gpu(value):
             raise TypeError(f"{entry.name} is a {type(value).__name__} on the host, expected an array on the GPU")
         tensor = _to_tensor(value)
         if like < 0:
@@ -200,7 +201,7 @@ def _check_out(
         if array is None and wanted is not None and name not in wanted:
             results.append(None)
             continue
-        if array is None or not frameworks.is_on_gpu(array):
+        if array is None or not interop.is_on_gpu(array):
             raise TypeError(f"out for {name} is a {type(array).__name__}, expected an array on the GPU")
         tensor = _to_tensor(array)
         given = f"{_name(tensor.dtype)}{list(tensor.shape)} on {tensor.device}"

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from onnxgrad.cuda.core.activate import activate
+from onnxgrad.cuda.core.activations import activate
 from onnxgrad.cuda.core.grid import tile_of, wait_for_all
 from onnxgrad.cuda.core.launch import float_of, to_type
 

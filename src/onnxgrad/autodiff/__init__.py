@@ -1,0 +1,1 @@
+"""How a model is differentiated: the engine that applies the rules, and the check against central differences."""

@@ -1,0 +1,217 @@
+"""check_gradient(): a model's gradient beside central differences, in random directions."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
+
+from onnxgrad.autodiff.differentiate import differentiate
+from onnxgrad.autodiff.float64 import in_float64
+from onnxgrad.autodiff.reference.normalization import NORMALIZATIONS
+from onnxgrad.autodiff.reference.recurrent import FAILING, RECURRENT
+from onnxgrad.autodiff.reference.windows import WINDOWS
+from onnxgrad.graph.builder import MICROSOFT
+from onnxgrad.op import reference_ops
+from onnxgrad.rules.contrib_schemas import contrib_ops, fast_gelu, gelu
+
+STEP = 1e-5  # for numbers up to 1; in float64 the error of a central difference is then about 1e-10
+# What onnxruntime does not compute in float64 as it should: in float32, or by an older definition of the operator.
+IMPRECISE = {"Shrink", "Attention"}
+Feeds = Mapping[str, Any]
+
+
+class Erf(OpRun):
+    """onnx.reference computes it in float32, whatever it is given."""
+
+    op_domain = ""
+
+    def _run(self, x: Any) -> tuple[Any]:
+        return (np.vectorize(math.erf, otypes=[x.dtype])(x),)
+
+
+class Gelu(OpRun):
+    """onnx.reference takes its own Erf for it."""
+
+    op_domain = ""
+
+    def _run(self, x: Any, approximate: str | None = None) -> tuple[Any]:
+        return ((fast_gelu if approximate == "tanh" else gelu)(x).astype(x.dtype),)
+
+
+class Mean(OpRun):
+    """onnx.reference does not broadcast here."""
+
+    op_domain = ""
+
+    def _run(self, *inputs: Any) -> tuple[Any]:
+        return (sum(inputs) / len(inputs),)
+
+
+class Compared(NamedTuple):
+    """One input: its gradient and the difference quotient, both along the direction where they differ most."""
+
+    name: str
+    shape: tuple[int, ...]
+    gradient: float
+    difference: float
+    error: float  # of the gradient, relative to its size
+
+
+class GradientCheck(list[Compared]):
+    """A row for each input; printed, it is a table."""
+
+    @property
+    def worst(self) -> float:
+        """The largest relative error; NaN if there is one."""
+        errors = [row.error for row in self]
+        return next((e for e in errors if math.isnan(e)), max(errors, default=0.0))
+
+    def __str__(self) -> str:
+        width = max([5, *(len(row.name) for row in self)])
+        lines = [f"{'input':{width}}  {'shape':16} {'gradient':>14} {'difference':>14} {'error':>9}"]
+        for row in self:
+            shape = str(list(row.shape))
+            numbers = f"{row.gradient:14.6g} {row.difference:14.6g} {row.error:9.1e}"
+            lines.append(f"{row.name:{width}}  {shape:16} {numbers}")
+        return "\n".join(lines)
+
+
+def check_gradient(
+    model: Any,
+    feeds: Feeds,
+    wrt: str | Sequence[str] | None = None,
+    of: str | Sequence[str] | None = None,
+    *,
+    directions: int = 3,
+    seed: int = 0,
+    new_ops: Sequence[type[OpRun]] = (),
+) -> GradientCheck:
+    """Compares gradient(model, wrt, of) with central differences, in float64 whatever the model's type.
+
+    `feeds` are the model's inputs. Each input or parameter is moved in `directions` random directions; a right gradient
+    shows errors of about 1e-8, unless the model has a kink within 1e-5 of these numbers. `new_ops` are operators of
+    your own, as onnx.reference takes them.
+    """
+    proto = in_float64(_whole_proto(model))
+    made = differentiate(proto, wrt, of, parameters_as_inputs=True)
+    forward = _with_inputs(proto, list(made.gradients))
+    initial = {t.name: onnx.numpy_helper.to_array(t) for t in proto.graph.initializer}
+    values = {}
+    for name in (i.name for i in forward.graph.input):
+        if name not in feeds and name not in initial:
+            raise ValueError(f"check_gradient: feeds lacks the input {name!r}")
+        values[name] = _wide(feeds[name] if name in feeds else initial[name])
+    rng = np.random.default_rng(seed)
+    outputs = [o.name for o in forward.graph.output]
+    run = evaluator(forward, new_ops)
+    chosen = [of] if isinstance(of, str) else list(of) if of is not None else _smooth(forward)
+    first = dict(zip(outputs, run(values), strict=True))
+    weights = {n: rng.standard_normal(np.shape(first[n])) if n in made.seeds else np.ones(()) for n in chosen}
+    weights = {n: np.where(np.isfinite(first[n]), w, 0) for n, w in weights.items()}  # a masked score stays -∞
+
+    def scalar(changed: Feeds) -> float:
+        now = dict(zip(outputs, run({**values, **changed}), strict=True))
+        return float(sum(np.sum(np.where(weights[n] != 0, now[n] * weights[n], 0)) for n in chosen))
+
+    backward = ir.to_proto(made.model)
+    fed = {**values, **{seed_input: weights[n] for n, seed_input in made.seeds.items()}}
+    found = dict(zip([o.name for o in backward.graph.output], evaluator(backward, new_ops)(fed), strict=True))
+    # Rounding of the function's own terms, which shows in a difference where the gradient is zero.
+    least = 1e-3 * sum(float(np.sum(np.abs(first[n] * w), where=w != 0)) for n, w in weights.items())
+    return GradientCheck(
+        _compare(name, values[name], found[result], scalar, rng, directions, least)
+        for name, result in made.gradients.items()
+    )
+
+
+def _with_inputs(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
+    """The model with these initializers as inputs."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    there = {i.name for i in copy.graph.input}
+    moved = [t for t in copy.graph.initializer if t.name in names]
+    for tensor in moved:
+        if tensor.name not in there:
+            copy.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+        copy.graph.initializer.remove(tensor)
+    return copy
+
+
+def _compare(
+    name: str, at: Any, total: Any, scalar: Callable[[Feeds], float], rng: np.random.Generator, directions: int,
+    least: float,
+) -> Compared:  # fmt: skip
+    if np.shape(total) != at.shape:
+        raise ValueError(f"check_gradient: the gradient of {name!r} has shape {np.shape(total)}, expected {at.shape}")
+    worst = Compared(name, at.shape, 0.0, 0.0, -1.0)
+    for _ in range(directions):
+        direction = rng.standard_normal(at.shape)
+        # Less than in proportion to large numbers: others of the same input may be small.
+        step = STEP * math.sqrt(max(1.0, float(np.max(np.abs(at), where=np.isfinite(at), initial=0))))
+        quotient = (scalar({name: at + step * direction}) - scalar({name: at - step * direction})) / (2 * step)
+        analytic = float(np.sum(total * direction))
+        # Where terms cancel, the size of the terms is what rounding is relative to.
+        size = max(abs(quotient), float(np.sqrt(np.sum((total * direction) ** 2))), least, 1e-12)
+        error = abs(analytic - quotient) / size
+        if math.isnan(error) or error > worst.error:
+            worst = Compared(name, at.shape, analytic, quotient, error)
+    return worst
+
+
+def evaluator(model: onnx.ModelProto, new_ops: Sequence[type[OpRun]] = ()) -> Callable[[Feeds], list[Any]]:
+    """Runs a model in onnxruntime if that has kernels for all of it, else in onnx.reference."""
+    names = [i.name for i in model.graph.input]
+    try:
+        if any(node.op_type in FAILING or node.op_type in IMPRECISE for node in model.graph.node):
+            raise NotImplementedError
+        import onnxruntime
+
+        from onnxgrad.runtime.register import register
+
+        options = register() if _may_have_ours(model) else onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        return lambda feeds: list(session.run(None, {n: np.asarray(feeds[n]) for n in names}))
+    except Exception:  # no onnxruntime, or no float64 kernel for one of the operators
+        ours: list[Any] = [*reference_ops(), *contrib_ops(), Erf, Gelu, Mean, *NORMALIZATIONS, *RECURRENT, *WINDOWS]
+        reference = ReferenceEvaluator(_with_named_outputs(model), new_ops=[*new_ops, *ours])
+        return lambda feeds: list(reference.run(None, {n: np.asarray(feeds[n]) for n in names}))
+
+
+def _may_have_ours(model: onnx.ModelProto) -> bool:
+    """Whether an operator of ours may be in it; a session that knows them takes many times as long to make."""
+    parts = (model, *model.functions)
+    return any(imported.domain == MICROSOFT for part in parts for imported in part.opset_import)
+
+
+def _with_named_outputs(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy in which outputs left out have names: onnx.reference would take such a result for every absent input."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for k, node in enumerate(copy.graph.node):
+        node.output[:] = [name or f"left out {k} {i}" for i, name in enumerate(node.output)]
+    return copy
+
+
+def _whole_proto(model: Any) -> onnx.ModelProto:
+    """With its weights in it: they are going to be moved."""
+    if isinstance(model, onnx.ModelProto):
+        return model
+    loaded = model.clone() if isinstance(model, ir.Model) else ir.load(model)
+    proto: onnx.ModelProto = ir.to_proto(ir.external_data.load_to_model(loaded))
+    return proto
+
+
+def _smooth(proto: onnx.ModelProto) -> list[str]:
+    floats = (onnx.TensorProto.DOUBLE, onnx.TensorProto.UNDEFINED)
+    return [o.name for o in proto.graph.output if o.type.tensor_type.elem_type in floats]
+
+
+def _wide(array: Any) -> Any:
+    array = np.asarray(array)
+    return array.astype(np.float64) if array.dtype.kind == "f" or array.dtype.name == "bfloat16" else array

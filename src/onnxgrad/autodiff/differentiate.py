@@ -1,0 +1,201 @@
+"""gradient(): an ONNX model in, the model with its gradient out."""
+
+import fnmatch
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import onnx
+import onnx_ir as ir
+
+from onnxgrad.autodiff.engine import influences, write_gradient
+from onnxgrad.graph.builder import Builder
+from onnxgrad.graph.tensor import Tensor
+from onnxgrad.passes.prepare import finish, prepare
+
+# Inputs that are measured rather than learnt, by operator and position: no parameters, though they may be asked for.
+STATISTICS = {"BatchNormalization": (3, 4)}
+
+
+def gradient(
+    model: Any,
+    wrt: str | Sequence[str] | None = None,
+    of: str | Sequence[str] | None = None,
+    *,
+    parameters_as_inputs: bool = False,
+) -> Any:
+    """The model with its gradient: outputs `<name>_grad` after its own, one for each of `wrt`, in that order.
+
+    `model` is a path, an onnx.ModelProto or an onnx_ir.Model, which gives an onnx_ir.Model; it is not changed.
+    `of` names the output to differentiate, by default the only one. A scalar is seeded with 1; for any other the
+    result has an input `<output>_grad`, and the gradients are a vector–Jacobian product. Several may be named.
+    `wrt` names initializers and graph inputs, or patterns of such names (`layer1.*`); by default every floating-point
+    initializer that `of` depends on, save those that are statistics. `parameters_as_inputs` makes inputs of the
+    initializers asked for.
+    """
+    result = differentiate(model, wrt, of, parameters_as_inputs=parameters_as_inputs).model
+    return result if isinstance(model, ir.Model) else ir.to_proto(result)
+
+
+class Differentiated(NamedTuple):
+    """A model with its gradient, and which of its inputs and outputs are what."""
+
+    model: ir.Model
+    gradients: dict[str, str]  # outputs, by the name of what they are the gradient of
+    seeds: dict[str, str]  # inputs, by the output of the model whose gradient they take; scalars have none
+    results: list[str]  # outputs that were differentiated
+
+
+def differentiate(
+    model: Any, wrt: str | Sequence[str] | None, of: str | Sequence[str] | None, *, parameters_as_inputs: bool
+) -> Differentiated:
+    """What gradient() does, with names."""
+    prepared = prepare(load(model))
+    graph = prepared.model.graph
+    results = _results(graph, of)
+    nodes = list(graph)
+    wanted = sources(graph, nodes, results, wrt)
+    builder = Builder(graph, prepared.opsets)
+    seeds = _seeds(builder, results)
+    found = write_gradient(builder, seeds, wanted)
+    gradients = _add_outputs(builder, wanted, found)
+    if parameters_as_inputs:
+        _make_inputs(graph, wanted)
+    inputs = {str(v.name): str(seed.value.name) for v, seed in seeds.items() if seed.value.producer() is None}
+    return Differentiated(finish(prepared), gradients, inputs, [str(v.name) for v in results])
+
+
+def load(model: Any) -> ir.Model:
+    """A model of any kind to differentiate, which may be changed; weights in files stay there."""
+    if isinstance(model, ir.Model):
+        return model.clone()
+    if isinstance(model, onnx.ModelProto):
+        return ir.from_proto(model)
+    if not isinstance(model, (str, os.PathLike)):
+        raise TypeError(
+            f"gradient: model is a {type(model).__name__}, expected a path, an onnx.ModelProto or an onnx_ir.Model"
+        )
+    path = Path(model)
+    if not path.is_file():
+        raise FileNotFoundError(f"gradient: {str(path)!r} is no file, expected an ONNX model")
+    try:
+        return ir.load(path)
+    except Exception as error:  # of protobuf, or whatever reads the format
+        raise ValueError(f"gradient: {str(path)!r} is no ONNX model ({type(error).__name__})") from None
+
+
+def _results(graph: ir.Graph, of: str | Sequence[str] | None) -> list[ir.Value]:
+    outputs = {str(v.name): v for v in graph.outputs}
+    if of is None:
+        smooth = [v for v in graph.outputs if v.dtype is None or v.dtype.is_floating_point()]
+        if len(smooth) != 1:
+            raise ValueError(f"gradient: name the output to differentiate with `of`: {_listed(outputs)}")
+        return smooth
+    found = []
+    for name in [of] if isinstance(of, str) else of:
+        if name not in outputs:
+            raise ValueError(f"gradient: `of` names {name!r}, expected an output of the model: {_listed(outputs)}")
+        value = outputs[name]
+        if value.dtype is not None and not value.dtype.is_floating_point():
+            raise ValueError(f"gradient: the output {name!r} holds {value.dtype.name.lower()}, which has no gradient")
+        found.append(value)
+    if not found:
+        raise ValueError(f"gradient: `of` is empty, expected some of {_listed(outputs)}")
+    return list(dict.fromkeys(found))
+
+
+def sources(
+    graph: ir.Graph, nodes: list[ir.Node], results: list[ir.Value], wrt: str | Sequence[str] | None
+) -> list[ir.Value]:
+    """The values to differentiate with respect to."""
+    inputs = {str(v.name): v for v in graph.inputs}
+    reached = influences(nodes, set(results))
+    named = {**{name: v for name, v in graph.initializers.items() if name not in inputs}, **inputs}
+    if wrt is None:
+        statistics = {
+            node.inputs[k] for node in nodes for k in STATISTICS.get(node.op_type, ()) if k < len(node.inputs)
+        }
+        parameters = [v for v in graph.initializers.values() if _is_float(v) and v not in statistics]
+        found = [v for v in parameters if v in reached]
+        if not found:
+            raise ValueError(
+                f"gradient: no floating-point initializer reaches {_listed(v.name for v in results)}: name inputs with "
+                f"`wrt`, of {_listed(inputs)}"
+            )
+        return found
+    chosen: dict[str, ir.Value] = {}
+    for pattern in [wrt] if isinstance(wrt, str) else wrt:
+        exact = pattern in named
+        matches = [pattern] if exact else [n for n in named if fnmatch.fnmatchcase(n, pattern) and _is_float(named[n])]
+        if not matches:
+            raise ValueError(
+                f"gradient: `wrt` names {pattern!r}, which is no input or initializer of the model: {_listed(named)}"
+            )
+        for name in matches:
+            if not _is_float(named[name]):
+                kind = named[name].dtype
+                raise ValueError(
+                    f"gradient: {name!r} holds {kind.name.lower() if kind else '?'}, which has no gradient"
+                )
+            if named[name] not in reached:
+                if not exact:
+                    continue  # a pattern stands for those of its names that matter
+                result = _listed(v.name for v in results)
+                raise ValueError(f"gradient: {result} does not depend on {name!r} in a way that has a gradient")
+            chosen[name] = named[name]
+    if not chosen:
+        raise ValueError(f"gradient: {_listed(v.name for v in results)} depends on nothing that `wrt` names")
+    return list(chosen.values())
+
+
+def _is_float(value: ir.Value) -> bool:
+    return value.dtype is not None and value.dtype.is_floating_point()
+
+
+def _listed(names: Any) -> str:
+    names = [repr(str(n)) for n in names]
+    shown = ", ".join(names[:12])
+    return f"{shown} and {len(names) - 12} more" if len(names) > 12 else shown
+
+
+def _seeds(builder: Builder, results: list[ir.Value]) -> dict[ir.Value, Tensor]:
+    seeds = {}
+    for value in results:
+        tensor = builder.tensor(value)
+        if tensor.shape == ():
+            with builder.at_work(f"{value.name}_grad"):
+                seeds[value] = builder.constant(1, tensor.dtype)
+            continue
+        name = builder.fresh_value_name(f"{value.name}_grad")
+        seed = ir.Value(name=name, shape=ir.Shape(list(tensor.shape)) if tensor.shape is not None else None)
+        seed.dtype = tensor.dtype
+        builder.graph.inputs.append(seed)
+        seeds[value] = builder.tensor(seed)
+    return seeds
+
+
+def _add_outputs(builder: Builder, sources: list[ir.Value], found: dict[ir.Value, Tensor]) -> dict[str, str]:
+    """Gives each gradient its name, and makes it an output."""
+    names = {}
+    taken: set[ir.Value] = {*builder.graph.inputs, *builder.graph.outputs}
+    for source in sources:
+        total = found[source].value
+        producer = total.producer()
+        with builder.at_work(f"{source.name}_grad"):
+            if total in taken or producer is None or producer.op_type == "Constant" or total.is_initializer():
+                total = builder.copy(builder.tensor(total)).value
+        taken.add(total)
+        total.name = builder.fresh_value_name(f"{source.name}_grad")
+        builder.graph.outputs.append(total)
+        names[str(source.name)] = str(total.name)
+    return names
+
+
+def _make_inputs(graph: ir.Graph, sources: list[ir.Value]) -> None:
+    for value in sources:
+        if str(value.name) in graph.initializers:
+            graph.initializers.pop(str(value.name))
+            value.const_value = None
+            if not value.is_graph_input():
+                graph.inputs.append(value)

@@ -1,0 +1,235 @@
+"""The engine: walks a graph backwards and writes the gradient that the rules describe."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import onnx_ir as ir
+from onnx import defs
+
+from onnxgrad.graph.broadcast import sum_to_shape
+from onnxgrad.graph.builder import Builder, builder_at_work, op, schema_of
+from onnxgrad.graph.node import NodeView
+from onnxgrad.graph.tensor import Tensor
+from onnxgrad.rules.registry import RULES, Function, Rule, nondiff, todo
+
+
+class NoRuleError(NotImplementedError):
+    """An operator on the way has no gradient rule."""
+
+
+def rule_of(node: ir.Node) -> Rule:
+    """The node's rule."""
+    rule = RULES.get((_domain(node), node.op_type))
+    if rule is None:
+        where = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+        raise NoRuleError(
+            f"gradient: {where} (node {node.name!r}) has no gradient rule: add one with onnxgrad.vjp, or leave out of "
+            "`wrt` what reaches the result through it"
+        )
+    return rule
+
+
+def inputs_with_rules(node: ir.Node) -> list[tuple[ir.Value, Function | Any, int | None]]:
+    """Each input that is there, with what the rule has for it, and its number if the rule's input is variadic."""
+    rule = rule_of(node)
+    names, found = rule.names, []
+    for k, value in enumerate(node.inputs):
+        if value is None:
+            continue
+        at = min(k, len(names) - 1)
+        variadic = _is_variadic(rule, at)
+        if k >= len(names) and not variadic:
+            break
+        found.append((value, rule.by_input[names[at]], k - at if variadic else None))
+    return found
+
+
+def depends_on(nodes: Sequence[ir.Node], sources: set[ir.Value]) -> set[ir.Value]:
+    """Every value that a gradient can flow from to one of the sources, these included."""
+    reached = set(sources)
+    for node in nodes:
+        if not any(v in reached for v in values_read(node)):
+            continue
+        known = RULES.get((_domain(node), node.op_type))
+        if known is not None and known.is_zero:
+            continue
+        # An operator without a rule stops us only if the result turns out to need it.
+        if known is None or any(v in reached and f is not nondiff for v, f, _ in inputs_with_rules(node)):
+            reached.update(v for v in node.outputs if _may_have_gradient(v))
+    return reached
+
+
+def influences(nodes: Sequence[ir.Node], results: set[ir.Value]) -> set[ir.Value]:
+    """Every value whose gradient a gradient of the results can flow to, these included."""
+    reached = set(results)
+    for node in reversed(nodes):
+        if not any(v in reached for v in node.outputs):
+            continue
+        if (_domain(node), node.op_type) in RULES:
+            reached.update(v for v, f, _ in inputs_with_rules(node) if f is not nondiff and _may_have_gradient(v))
+        else:  # whoever asks for a gradient through it is told that there is no rule
+            reached.update(v for v in values_read(node) if _may_have_gradient(v))
+    return reached
+
+
+def needed_for(nodes: Sequence[ir.Node], results: set[ir.Value]) -> set[ir.Node]:
+    """The nodes that the results are computed by."""
+    wanted, found = set(results), set()
+    for node in reversed(nodes):
+        if any(v in wanted for v in node.outputs):
+            found.add(node)
+            wanted.update(values_read(node))
+    return found
+
+
+def values_read(node: ir.Node) -> list[ir.Value]:
+    """A node's inputs, and what its subgraphs read of the graph that it is in."""
+    read = [v for v in node.inputs if v is not None]
+    graphs = [a.value for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH]
+    graphs += [g for a in node.attributes.values() if a.type == ir.AttributeType.GRAPHS for g in a.value]
+    for graph in graphs:
+        inner = [v for n in graph.all_nodes() for v in n.inputs if v is not None]
+        read += [v for v in (*inner, *graph.outputs) if v.graph is node.graph]
+    return read
+
+
+def write_gradient(builder: Builder, seeds: dict[ir.Value, Tensor], wrt: Sequence[ir.Value]) -> dict[ir.Value, Tensor]:
+    """Appends the nodes that compute the gradients of `wrt`, given those of the results."""
+    _rewrite_forward(builder, seeds, wrt)
+    nodes = list(builder.graph)
+    live = depends_on(nodes, set(wrt))
+    useful = needed_for(nodes, set(seeds))
+    parts: dict[ir.Value, list[Tensor]] = {value: [seed] for value, seed in seeds.items()}
+    for node in reversed(nodes):
+        if node not in useful or not any(v in live for v in node.outputs):
+            continue
+        if not any(v in parts for v in node.outputs):
+            continue
+        with builder.at_work(f"{node.name}_grad"):
+            grads = [_total(parts.get(v)) for v in node.outputs]
+            for value, total in zip(node.outputs, grads, strict=True):
+                if total is not None:
+                    parts[value] = [total]
+            for value, part in _parts_of(builder, node, grads, live):
+                parts.setdefault(value, []).append(part)
+    found = {}
+    for value in wrt:
+        with builder.at_work(f"{value.name}_grad"):
+            total = _total(parts.get(value))
+            # Rules on the way gave nothing, which means zero.
+            found[value] = _zeros(builder.tensor(value)) if total is None else total
+    return found
+
+
+def _zeros(like: Tensor) -> Tensor:
+    return op.Expand(builder_at_work().constant(0, like.dtype), op.Shape(like))
+
+
+def _parts_of(
+    builder: Builder, node: ir.Node, grads: list[Tensor | None], live: set[ir.Value]
+) -> list[tuple[ir.Value, Tensor]]:
+    """What a node adds to the gradients of its inputs."""
+    rule = rule_of(node)
+    schema = schema_of(node.op_type, _domain(node), builder.opsets) if defs.has(node.op_type, _domain(node)) else None
+    view = NodeView(builder, node, schema, rule.names, grads, write_gradient)
+    if not rule.outputs and any(g is not None for g in grads[1:]):
+        k = next(k for k, g in enumerate(grads) if k and g is not None)
+        raise NoRuleError(
+            f"gradient: {node.op_type} (node {node.name!r}) has no rule for the gradient of its output {k}, "
+            f"{node.outputs[k].name!r}"
+        )
+    found = []
+    for value, function, number in inputs_with_rules(node):
+        if value not in live or function is nondiff:
+            continue
+        if function is todo:
+            raise NoRuleError(
+                f"gradient: the gradient of {node.op_type} with respect to {value.name!r} is not written (node "
+                f"{node.name!r}): leave out of `wrt` what reaches the result through it"
+            )
+        try:
+            part = function(grads[0], view) if number is None else function(grads[0], view, number)
+        except ValueError as error:
+            raise ValueError(f"gradient of {node.op_type} (node {node.name!r}): {error}") from error
+        if part is None:
+            continue
+        target = builder.tensor(value)
+        part = sum_to_shape(part, target) if rule.broadcast else part
+        _share_shape(part, target)
+        found.append((value, part))
+    return found
+
+
+def _share_shape(g: Tensor, x: Tensor) -> None:
+    """A gradient has the shape of what it is the gradient of, where inference did not find that out."""
+    have, want = g.shape, x.shape
+    if want is None or g.value.producer() is None or (have is not None and len(have) != len(want)):
+        return
+    if have is None:
+        g.value.shape = ir.Shape(want)
+    elif None in have:
+        g.value.shape = ir.Shape([w if h is None else h for h, w in zip(have, want, strict=True)])
+
+
+def _total(parts: list[Tensor] | None) -> Tensor | None:
+    if not parts:
+        return None
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
+
+
+def _rewrite_forward(builder: Builder, seeds: dict[ir.Value, Tensor], wrt: Sequence[ir.Value]) -> None:
+    """Replaces nodes by others that keep what their gradient needs, where a gradient passes."""
+    nodes = list(builder.graph)
+    live, useful = depends_on(nodes, set(wrt)), needed_for(nodes, set(seeds))
+    rewritten = False
+    for node in nodes:
+        rule = RULES.get((_domain(node), node.op_type))
+        if rule is None or rule.rewrite is None or node not in useful or not any(v in live for v in node.outputs):
+            continue
+        schema = schema_of(node.op_type, _domain(node), builder.opsets)
+        last = builder.graph[-1]
+        with builder.at_work(str(node.name)):
+            try:
+                results = rule.rewrite(NodeView(builder, node, schema, rule.names, [], write_gradient))
+            except ValueError as error:
+                raise ValueError(f"gradient of {node.op_type} (node {node.name!r}): {error}") from error
+        if results is not None:
+            _put_in_place(builder.graph, node, last, results)
+            for old, new in zip(node.outputs, results, strict=False):
+                if old in seeds and new is not None:
+                    seeds[new.value] = seeds.pop(old)
+            rewritten = True
+    if rewritten:
+        builder.graph.sort()  # the builder may have used a node that was there already, further down
+
+
+def _put_in_place(graph: ir.Graph, node: ir.Node, last: ir.Node, results: Sequence[Tensor | None]) -> None:
+    """Moves the nodes after `last` to where `node` is, and their results to where its outputs went."""
+    added = [*itertools.takewhile(lambda n: n is not last, reversed(graph))][::-1]
+    graph.remove(added)
+    graph.insert_after(node, added)
+    for old, new in zip(node.outputs, results, strict=False):
+        if new is not None:
+            name, is_output = old.name, old.is_graph_output()
+            old.replace_all_uses_with(new.value, replace_graph_outputs=is_output)
+            if is_output:
+                old.name, new.value.name = f"{name}_before", name
+
+
+def _is_variadic(rule: Rule, at: int) -> bool:
+    if not defs.has(rule.op_type, rule.domain):
+        return False
+    inputs = defs.get_schema(rule.op_type, domain=rule.domain).inputs
+    return bool(inputs[at].option == defs.OpSchema.FormalParameterOption.Variadic)
+
+
+def _may_have_gradient(value: ir.Value) -> bool:
+    return value.dtype is None or value.dtype.is_floating_point()
+
+
+def _domain(node: ir.Node) -> str:
+    return "" if node.domain == "ai.onnx" else node.domain

@@ -1,0 +1,288 @@
+"""Convolutions with few channels in a group, without matrices: sums of products of lines, and the bias' gradient."""
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+
+from onnxgrad.cpu.core.conv.im2col import fold
+from onnxgrad.cpu.core.halves import load, store, zero
+from onnxgrad.cpu.core.jit import int64, machine_code, native
+from onnxgrad.cpu.core.matmul.microkernel import VECTOR_BYTES
+from onnxgrad.cpu.core.parallel import parallel
+from onnxgrad.tensor_types import Array
+
+LANES = 64  # sums that a bias is added up in
+DEPTH = 1024  # numbers added up by themselves: sums of sums round less
+INT64, INT32, BIT = ir.IntType(64), ir.IntType(32), ir.IntType(1)
+
+
+@machine_code
+def _add_products(
+    typing_context: Any,
+    taps: Any,
+    a: Any,
+    a_start: Any,
+    b: Any,
+    b_start: Any,
+    offsets: Any,
+    offset_start: Any,
+    count: Any,
+    sums: Any,
+    sum_start: Any,
+) -> Any:
+    """For each of `taps`, adds a[i] · b[i + its offset], i below `count`, to a vector of sums, lane by lane."""
+    element = sums.dtype
+    size = element.bitwidth // 8
+    lanes = VECTOR_BYTES // size
+    vector = ir.VectorType(ir.FloatType() if size == 4 else ir.DoubleType(), lanes)
+    height = taps.literal_value
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
+        _, a_array, a_at, b_array, b_at, o_array, o_at, total, s_array, s_at = values
+        name = f"v{lanes}f{element.bitwidth}"
+        mask_type, counts = ir.VectorType(BIT, lanes), ir.VectorType(INT64, lanes)
+
+        def function(result: Any, arguments: list[Any], intrinsic_name: str) -> Any:
+            return cgutils.get_or_insert_function(builder.module, ir.FunctionType(result, arguments), intrinsic_name)
+
+        def pointer(kind: Any, array: Any, start: Any) -> Any:
+            return builder.gep(context.make_array(kind)(context, builder, array).data, [start])
+
+        def vector_at(base: Any, offset: Any) -> Any:
+            return builder.bitcast(builder.gep(base, [offset]), vector.as_pointer())
+
+        fma = function(vector, [vector] * 3, f"llvm.fma.{name}")
+        masked_load = function(
+            vector, [vector.as_pointer(), INT32, mask_type, vector], f"llvm.masked.load.{name}.p0{name}"
+        )
+        a_base, b_base = pointer(a, a_array, a_at), pointer(b, b_array, b_at)
+        offset_base, sum_base = pointer(offsets, o_array, o_at), pointer(sums, s_array, s_at)
+        bases = [builder.gep(b_base, [builder.load(builder.gep(offset_base, [INT64(tap)]))]) for tap in range(height)]
+        places = [vector_at(sum_base, INT64(tap * lanes)) for tap in range(height)]
+        old = [builder.load(place, align=size) for place in places]
+        whole = builder.and_(total, INT64(-lanes))
+        before = builder.block
+        loop, done = builder.append_basic_block("add"), builder.append_basic_block("added")
+        builder.cbranch(builder.icmp_signed(">", whole, INT64(0)), loop, done)
+        builder.position_at_end(loop)
+        i = builder.phi(INT64)
+        i.add_incoming(INT64(0), before)
+        running = [builder.phi(vector) for _ in range(height)]
+        for value, start in zip(running, old, strict=True):
+            value.add_incoming(start, before)
+        left = builder.load(vector_at(a_base, i), align=size)
+        new = [
+            builder.call(fma, [left, builder.load(vector_at(base, i), align=size), value])
+            for base, value in zip(bases, running, strict=True)
+        ]
+        following = builder.add(i, INT64(lanes))
+        i.add_incoming(following, loop)
+        for value, result in zip(running, new, strict=True):
+            value.add_incoming(result, loop)
+        builder.cbranch(builder.icmp_signed("<", following, whole), loop, done)
+        builder.position_at_end(done)
+        merged = []
+        for start, result in zip(old, new, strict=True):
+            value = builder.phi(vector)
+            value.add_incoming(start, before)
+            value.add_incoming(result, loop)
+            merged.append(value)
+        # Of the last vector only what belongs to the line is read, so that nothing else, infinite perhaps, gets in.
+        spread = builder.shuffle_vector(
+            builder.insert_element(ir.Constant(counts, ir.Undefined), builder.sub(total, whole), INT32(0)),
+            ir.Constant(counts, ir.Undefined),
+            ir.Constant(ir.VectorType(INT32, lanes), None),
+        )
+        mask = builder.icmp_signed("<", ir.Constant(counts, list(range(lanes))), spread)
+        nothing = ir.Constant(vector, None)
+
+        def rest_of(base: Any) -> Any:
+            return builder.call(masked_load, [vector_at(base, whole), INT32(size), mask, nothing])
+
+        left = rest_of(a_base)
+        for base, value, place in zip(bases, merged, places, strict=True):
+            builder.store(builder.call(fma, [left, rest_of(base), value]), place, align=size)
+        return context.get_dummy_value()
+
+    n = types.int64
+    return types.void(taps, a, n, b, n, offsets, n, n, sums, n), generate
+
+
+@native
+def _spread_lines(
+    X: Array, image: int, in_lines: int, in_width: int, pad: int, stride: int, length: int, target: Array
+) -> None:
+    """Lines with zeros around them; with a stride, every so many elements by themselves: [line, phase, length]."""
+    for line in range(in_lines):
+        source = image + line * in_width
+        for phase in range(stride):
+            at = (line * stride + phase) * length
+            # Element j stands at j · stride + phase - pad of the line.
+            first = max(0, -((phase - pad) // stride))
+            end = min(length, -((phase - pad - in_width) // stride))
+            first = min(first, length)
+            end = max(first, end)
+            zero(target, at, at + first)
+            base = source + phase - pad
+            if stride == 1:
+                for j in range(first, end):
+                    store(target, at + j, load(X, base + j))
+            else:
+                for j in range(first, end):
+                    store(target, at + j, load(X, base + j * stride))
+            zero(target, at + end, at + length)
+
+
+@native
+def _channel_weights(
+    number: int,
+    dY: Array,
+    X: Array,
+    dW: Array,
+    lines: Array,
+    taps: Array,
+    walk: tuple[int, ...],
+    sizes: tuple[int, ...],
+    last_axis: tuple[int, int, int],
+) -> None:
+    """The gradient of all that one channel of X is multiplied with."""
+    images, groups, inputs, outputs = sizes
+    area, out_lines, width, kernel_lines, tap_count, stride = walk
+    in_width, pad, dilation = last_axis
+    group, channel = number // inputs, number % inputs
+    lanes = VECTOR_BYTES // X.itemsize
+    kernel, windows, in_lines = kernel_lines * tap_count, out_lines * width, area // in_width
+    length = (tap_count - 1) * dilation // stride + width
+    spread = np.empty(in_lines * stride * length, X.dtype)
+    offsets = np.empty(tap_count, np.int64)
+    for tap in range(tap_count):
+        offsets[tap] = tap * dilation % stride * length + tap * dilation // stride
+    sums = np.zeros(outputs * kernel * lanes, X.dtype)
+    part = np.empty(outputs * kernel * lanes, X.dtype)
+    for image in range(images):
+        _spread_lines(
+            X, ((image * groups + group) * inputs + channel) * area, in_lines, in_width, pad, stride, length, spread
+        )
+        zero(part, 0, part.size)  # sums of sums round less
+        for m in range(outputs):
+            source = ((image * groups + group) * outputs + m) * windows
+            for line in range(kernel_lines):
+                at = (m * kernel + line * tap_count) * lanes
+                for out_line in range(out_lines):
+                    start = lines[line * out_lines + out_line]
+                    if start < 0:
+                        continue
+                    here, there = source + out_line * width, start // in_width * stride * length
+                    tap = int64(0)
+                    while tap < tap_count:
+                        left = tap_count - tap
+                        if left == 3 or left == 4:
+                            _add_products(3, dY, here, spread, there, offsets, tap, width, part, at + tap * lanes)
+                            tap += 3
+                        elif left >= 5:
+                            _add_products(5, dY, here, spread, there, offsets, tap, width, part, at + tap * lanes)
+                            tap += 5
+                        else:
+                            _add_products(1, dY, here, spread, there, offsets, tap, width, part, at + tap * lanes)
+                            tap += 1
+        for i in range(part.size):
+            store(sums, i, load(sums, i) + load(part, i))
+    for m in range(outputs):
+        for k in range(kernel):
+            total = load(sums, (m * kernel + k) * lanes)
+            for j in range(1, lanes):
+                total += load(sums, (m * kernel + k) * lanes + j)
+            store(dW, ((group * outputs + m) * inputs + channel) * kernel + k, total)
+
+
+@native
+def direct_weight_gradient(
+    dY: Array,
+    X: Array,
+    dW: Array,
+    lines: Array,
+    taps: Array,
+    walk: tuple[int, ...],
+    sizes: tuple[int, ...],
+    last_axis: tuple[int, int, int],
+    scheduler: int,
+) -> None:
+    """dW [M, C / group, …]; `last_axis` is (elements in a line of X, pad before it, dilation)."""
+    parallel(scheduler, sizes[1] * sizes[2], _channel_weights, (dY, X, dW, lines, taps, walk, sizes, last_axis))
+
+
+@native
+def _channel_image(
+    number: int,
+    dY: Array,
+    W: Array,
+    dX: Array,
+    lines: Array,
+    taps: Array,
+    walk: tuple[int, ...],
+    sizes: tuple[int, ...],
+) -> None:
+    """The gradient of one channel of an image."""
+    _, groups, inputs, outputs = sizes
+    area, out_lines, width, kernel_lines, tap_count, _ = walk
+    kernel, windows = kernel_lines * tap_count, out_lines * width
+    channel, group, image = number % inputs, number // inputs % groups, number // inputs // groups
+    zero(dX, number * area, (number + 1) * area)
+    for m in range(outputs):
+        source = ((image * groups + group) * outputs + m) * windows
+        weights = ((group * outputs + m) * inputs + channel) * kernel
+        for k in range(kernel):
+            fold(dY, source, lines, taps, walk, k, int64(0), windows, load(W, weights + k), dX, number * area)
+
+
+@native
+def direct_image_gradient(
+    dY: Array,
+    W: Array,
+    dX: Array,
+    lines: Array,
+    taps: Array,
+    walk: tuple[int, ...],
+    sizes: tuple[int, ...],
+    scheduler: int,
+) -> None:
+    """dX, a channel of an image at a time."""
+    parallel(scheduler, sizes[0] * sizes[1] * sizes[2], _channel_image, (dY, W, dX, lines, taps, walk, sizes))
+
+
+@native
+def _channel_bias(number: int, dY: Array, dB: Array, images: int, channels: int, windows: int) -> None:
+    number_type = type(load(dY, 0))
+    lanes = np.empty(LANES, dY.dtype)
+    total = number_type(0)
+    for image in range(images):
+        at = (image * channels + number) * windows
+        for start in range(0, windows, DEPTH):
+            end = min(windows, start + DEPTH)
+            zero(lanes, 0, LANES)
+            whole = start + (end - start) // LANES * LANES
+            for i in range(start, whole, LANES):
+                for k in range(LANES):
+                    store(lanes, k, load(lanes, k) + load(dY, at + i + k))
+            for i in range(whole, end):
+                store(lanes, i - whole, load(lanes, i - whole) + load(dY, at + i))
+            part = number_type(0)
+            for k in range(LANES):
+                part += lanes[k]
+            total += part
+    store(dB, number, total)
+
+
+@native
+def bias_gradient(dY: Array, dB: Array, images: int, windows: int, scheduler: int) -> None:
+    """dB: the sum of all elements of each channel of dY."""
+    parallel(scheduler, dB.size, _channel_bias, (dY, dB, images, dB.size, windows))
+
+
+@native
+def clear(array: Array, scheduler: int) -> None:
+    """All zeros, where there is nothing to add up."""
+    zero(array, 0, array.size)

@@ -1,0 +1,141 @@
+"""Products of matrices of any size and layout, one or many: by tiles where there are such, else by vectors.
+
+starts  where each product's a, b and c begin, a row for each
+steps   from row to row and from k to k of a, from k to k and column to column of b, from row to row and column to
+        column of c
+sizes   rows, columns, depth
+bias    one number for each column, or empty
+threads how many may help, which decides how the work is cut and not what comes out
+"""
+
+from typing import Any
+
+import numpy as np
+
+from onnxgrad.cpu.core.halves import load, store
+from onnxgrad.cpu.core.jit import native
+from onnxgrad.cpu.core.matmul.amx_matmul import tiled_product
+from onnxgrad.cpu.core.matmul.microkernel import aligned, multiply, packed_matrix
+from onnxgrad.cpu.core.matmul.store import begin_rows, put
+from onnxgrad.cpu.core.norms import length
+from onnxgrad.cpu.core.parallel import parallel
+from onnxgrad.tensor_types import Array
+
+DEPTH = 256  # numbers along k at a time; fixed, since it orders the additions
+COLUMNS = 4096  # of the right matrix that are packed at a time
+ROWS = 64  # of a task
+
+
+@native
+def _task(
+    number: int,
+    a: Array,
+    a_start: int,
+    a_row: int,
+    a_k: int,
+    rows: int,
+    depth: int,
+    factor: Any,
+    right: Array,
+    columns: int,
+    c: Array,
+    c_start: int,
+    c_row: int,
+    c_column: int,
+    bias: Array,
+    bias_start: int,
+    is_first: bool,
+    gemm: int,
+) -> None:
+    """Some rows times all of what is packed; `is_first`: nothing has been added to c yet."""
+    first = number * ROWS
+    height = min(ROWS, rows - first)
+    left = np.empty(height * depth, a.dtype)
+    a_at, c_at = a_start + first * a_row, c_start + first * c_row
+    for i in range(height):
+        for k in range(depth):
+            store(left, i * depth + k, load(a, a_at + i * a_row + k * a_k) * factor)
+    accumulate = not is_first
+    if is_first and bias.size > 0:
+        begin_rows(c, c_at, c_row, c_column, height, columns, bias, bias_start)
+        accumulate = True
+    at = aligned(right)
+    if c_column == 1:
+        multiply(gemm, left, 0, depth, height, right, at, depth, depth, columns, c, c_at, c_row, accumulate)
+        return
+    piece = np.empty(height * columns, c.dtype)
+    multiply(gemm, left, 0, depth, height, right, at, depth, depth, columns, piece, 0, columns, False)
+    put(piece, 0, columns, height, columns, c, c_at, c_row, c_column, accumulate)
+
+
+@native
+def _by_vectors(
+    a: Array,
+    b: Array,
+    c: Array,
+    bias: Array,
+    at: Any,
+    steps: Any,
+    sizes: Any,
+    factor: Any,
+    gemm: int,
+    scheduler: int,
+) -> None:
+    a_start, b_start, c_start = at
+    a_row, a_k, b_k, b_column, c_row, c_column = steps
+    rows, columns, depth = sizes
+    for column in range(0, columns, COLUMNS):
+        n = min(COLUMNS, columns - column)
+        for k in range(0, max(depth, 1), DEPTH):  # once, too, if there is nothing to add up
+            d = min(DEPTH, depth - k)
+            right = packed_matrix(b, b_start + column * b_column + k * b_k, b_k, b_column, d, n, scheduler)
+            work = (
+                a, a_start + k * a_k, a_row, a_k, rows, d, factor, right, n,
+                c, c_start + column * c_column, c_row, c_column, bias, column, k == 0, gemm,
+            )  # fmt: skip
+            parallel(scheduler, (rows + ROWS - 1) // ROWS, _task, work)
+
+
+@native
+def product_by_vectors(
+    a: Array,
+    b: Array,
+    c: Array,
+    bias: Array,
+    starts: Array,
+    steps: Any,
+    sizes: Any,
+    factor: Any,
+    threads: int,
+    gemm: int,
+    scheduler: int,
+) -> None:
+    """c = factor · a · b + bias, for each row of `starts`."""
+    for i in range(starts.shape[0]):
+        at = starts[i, 0], starts[i, 1], starts[i, 2]
+        _by_vectors(a, b, c, bias, at, steps, sizes, factor, gemm, scheduler)
+
+
+@native
+def product_by_tiles(
+    a: Array,
+    b: Array,
+    c: Array,
+    bias: Array,
+    starts: Array,
+    steps: Any,
+    sizes: Any,
+    factor: Any,
+    norm: Array,
+    threads: int,
+    gemm: int,
+    scheduler: int,
+) -> None:
+    """The same of float32 numbers; what is infinite, or nearly so, is left to vectors, and the rest of its product.
+
+    norm gets the length of all of c, unless it is empty; then c is nothing but these products.
+    """
+    if sizes[2] == 0 or not tiled_product(a, b, c, bias, starts, steps, sizes, factor, norm, threads, scheduler):
+        product_by_vectors(a, b, c, bias, starts, steps, sizes, factor, threads, gemm, scheduler)
+        if norm.size > 0:
+            length(c, norm, scheduler)

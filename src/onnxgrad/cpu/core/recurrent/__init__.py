@@ -1,0 +1,1 @@
+"""GRU, LSTM and RNN: forward and backward steps, and the large products before and after them."""

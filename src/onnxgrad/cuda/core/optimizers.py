@@ -1,0 +1,188 @@
+"""The optimizers' updates on a GPU: the functions of cpu/core/optimizers.py, one program a piece."""
+
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from onnxgrad.cuda.core.launch import launch
+from onnxgrad.tensor_types import Array
+
+BLOCK = 1 << 12  # elements of a piece
+WARPS = 8
+
+
+@triton.jit
+def _elements(pieces, BLOCK: tl.constexpr):
+    """The elements of this program's piece, which of them there are, and the row of its group."""
+    at = pieces + 4 * tl.program_id(0).to(tl.int64)
+    start, stop, group = tl.load(at), tl.load(at + 1), tl.load(at + 2)
+    i = start + tl.arange(0, BLOCK)
+    return i, i < stop, group
+
+
+@triton.jit
+def _sgd(pieces, hyper, p, g, momentum_of, WIDTH: tl.constexpr, MOMENTUM: tl.constexpr, FIRST: tl.constexpr,
+         BLOCK: tl.constexpr):  # fmt: skip
+    i, inside, group = _elements(pieces, BLOCK)
+    kind: tl.constexpr = p.dtype.element_ty
+    row = hyper + group * WIDTH
+    rate, decay, momentum = tl.load(row).to(kind), tl.load(row + 1).to(kind), tl.load(row + 2).to(kind)
+    keep, nesterov = tl.load(row + 3).to(kind), tl.load(row + 4) != 0
+    now = tl.load(p + i, inside)
+    step = tl.load(g + i, inside) + decay * now
+    if MOMENTUM:
+        moved = step if FIRST else momentum * tl.load(momentum_of + i, inside) + keep * step
+        tl.store(momentum_of + i, moved, inside)
+        step = tl.where(momentum != 0, tl.where(nesterov, step + momentum * moved, moved), step)
+    tl.store(p + i, now - rate * step, inside)
+
+
+def sgd(pieces: Any, hyper: Array, p: Any, g: Any, momentum_of: Any, first: bool) -> None:
+    _launch(_sgd, pieces, hyper, p, g, momentum_of, len(momentum_of) > 0, first)
+
+
+@triton.jit
+def _adam(pieces, hyper, p, g, m, v, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    i, inside, group = _elements(pieces, BLOCK)
+    kind: tl.constexpr = p.dtype.element_ty
+    row = hyper + group * WIDTH
+    beta1, beta2, eps = tl.load(row + 1).to(kind), tl.load(row + 2).to(kind), tl.load(row + 3).to(kind)
+    l2, before, after = tl.load(row + 4).to(kind), tl.load(row + 5).to(kind), tl.load(row + 6).to(kind)
+    rate = tl.load(row + 7).to(kind)
+    now = tl.load(p + i, inside)
+    grad = tl.load(g + i, inside) + l2 * now
+    mean = beta1 * tl.load(m + i, inside) + (1 - tl.load(row + 1)).to(kind) * grad
+    square = beta2 * tl.load(v + i, inside) + (1 - tl.load(row + 2)).to(kind) * grad * grad
+    tl.store(m + i, mean, inside)
+    tl.store(v + i, square, inside)
+    now = now * before - rate * mean / (tl.sqrt(square) + eps)
+    tl.store(p + i, now - after * now, inside)
+
+
+def adam(pieces: Any, hyper: Array, p: Any, g: Any, m: Any, v: Any) -> None:
+    _launch(_adam, pieces, hyper, p, g, m, v)
+
+
+@triton.jit
+def _adagrad(pieces, hyper, p, g, total, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    i, inside, group = _elements(pieces, BLOCK)
+    kind: tl.constexpr = p.dtype.element_ty
+    row = hyper + group * WIDTH
+    rate, decay, eps = tl.load(row).to(kind), tl.load(row + 1).to(kind), tl.load(row + 2).to(kind)
+    now = tl.load(p + i, inside)
+    grad = tl.load(g + i, inside) + decay * now
+    square = tl.load(total + i, inside) + grad * grad
+    tl.store(total + i, square, inside)
+    tl.store(p + i, now - rate * grad / (tl.sqrt(square) + eps), inside)
+
+
+def adagrad(pieces: Any, hyper: Array, p: Any, g: Any, total: Any) -> None:
+    _launch(_adagrad, pieces, hyper, p, g, total)
+
+
+@triton.jit
+def _rmsprop(pieces, hyper, p, g, square, mean, momentum_of, WIDTH: tl.constexpr, MOMENTUM: tl.constexpr,
+             CENTERED: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    i, inside, group = _elements(pieces, BLOCK)
+    kind: tl.constexpr = p.dtype.element_ty
+    row = hyper + group * WIDTH
+    rate, decay, eps = tl.load(row).to(kind), tl.load(row + 1).to(kind), tl.load(row + 2).to(kind)
+    alpha, momentum = tl.load(row + 3).to(kind), tl.load(row + 4).to(kind)
+    new = (1 - tl.load(row + 3)).to(kind)
+    now = tl.load(p + i, inside)
+    grad = tl.load(g + i, inside) + decay * now
+    spread = alpha * tl.load(square + i, inside) + new * grad * grad
+    tl.store(square + i, spread, inside)
+    if CENTERED:
+        middle = alpha * tl.load(mean + i, inside) + new * grad
+        tl.store(mean + i, middle, inside)
+        spread -= middle * middle
+    step = grad / (tl.sqrt(spread) + eps)
+    if MOMENTUM:
+        moved = momentum * tl.load(momentum_of + i, inside) + step
+        tl.store(momentum_of + i, moved, inside)
+        step = tl.where(momentum != 0, moved, step)
+    tl.store(p + i, now - rate * step, inside)
+
+
+def rmsprop(
+    pieces: Any, hyper: Array, p: Any, g: Any, square: Any, mean: Any, momentum_of: Any, centered: bool
+) -> None:
+    _launch(_rmsprop, pieces, hyper, p, g, square, mean, momentum_of, len(momentum_of) > 0, centered)
+
+
+@triton.jit
+def _lamb_direction(pieces, hyper, p, g, m, v, direction, sums, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    i, inside, group = _elements(pieces, BLOCK)
+    kind: tl.constexpr = p.dtype.element_ty
+    row = hyper + group * WIDTH
+    beta1, beta2, eps = tl.load(row + 1).to(kind), tl.load(row + 2).to(kind), tl.load(row + 3).to(kind)
+    decay, corrected1, corrected2 = tl.load(row + 4).to(kind), tl.load(row + 5).to(kind), tl.load(row + 6).to(kind)
+    now, grad = tl.load(p + i, inside, 0.0), tl.load(g + i, inside, 0.0)
+    mean = beta1 * tl.load(m + i, inside, 0.0) + (1 - tl.load(row + 1)).to(kind) * grad
+    square = beta2 * tl.load(v + i, inside, 0.0) + (1 - tl.load(row + 2)).to(kind) * grad * grad
+    tl.store(m + i, mean, inside)
+    tl.store(v + i, square, inside)
+    step = (mean / corrected1) / (tl.sqrt(square / corrected2) + eps) + decay * now
+    tl.store(direction + i, step, inside)
+    k = tl.program_id(0)
+    tl.store(sums + 2 * k, tl.sum(now.to(tl.float64) * now.to(tl.float64), 0))
+    tl.store(sums + 2 * k + 1, tl.sum(step.to(tl.float64) * step.to(tl.float64), 0))
+
+
+@triton.jit
+def _lamb_move(pieces, hyper, p, direction, ratios, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    i, inside, group = _elements(pieces, BLOCK)
+    number = tl.load(pieces + 4 * tl.program_id(0).to(tl.int64) + 3)
+    rate = (tl.load(hyper + group * WIDTH) * tl.load(ratios + number)).to(p.dtype.element_ty)
+    tl.store(p + i, tl.load(p + i, inside) - rate * tl.load(direction + i, inside), inside)
+
+
+def lamb_direction(pieces: Any, hyper: Array, p: Any, g: Any, m: Any, v: Any, direction: Any, sums: Any) -> None:
+    _launch(_lamb_direction, pieces, hyper, p, g, m, v, direction, sums)
+
+
+def lamb_ratios(pieces: Any, sums: Any, ratios: Any) -> None:
+    # The pieces of a parameter lie side by side; this adds them up in the same order every time.
+    of_each = torch.bincount(pieces[:, 3], minlength=len(ratios))
+    sizes = torch.segment_reduce(sums, "sum", lengths=of_each, axis=0).sqrt_()
+    whole = (sizes[:, 0] > 0) & (sizes[:, 1] > 0)
+    ratios.copy_(torch.where(whole, sizes[:, 0] / sizes[:, 1], 1.0))
+
+
+def lamb_move(pieces: Any, hyper: Array, p: Any, direction: Any, ratios: Any) -> None:
+    _launch(_lamb_move, pieces, hyper, p, direction, ratios)
+
+
+@triton.jit
+def _squares(pieces, g, sums, BLOCK: tl.constexpr):
+    i, inside, _ = _elements(pieces, BLOCK)
+    x = tl.load(g + i, inside, 0.0).to(tl.float64)
+    tl.store(sums + tl.program_id(0), tl.sum(x * x, 0))
+
+
+def squares(pieces: Any, g: Any, sums: Any) -> None:
+    launch(_squares, len(pieces), pieces, g, sums, BLOCK, num_warps=WARPS)
+
+
+def scale(pieces: Any, g: Any, factor: float) -> None:
+    g.mul_(factor)
+
+
+def clamp(pieces: Any, g: Any, limit: float) -> None:
+    g.clamp_(-limit, limit)
+
+
+def add(pieces: Any, total: Any, g: Any) -> None:
+    total.add_(g)
+
+
+def _launch(kernel: Any, pieces: Any, hyper: Any, p: Any, *rest: Any) -> None:
+    numbers = torch.from_numpy(np.ascontiguousarray(hyper)).to(p.device) if isinstance(hyper, np.ndarray) else hyper
+    tensors = [x for x in rest if isinstance(x, torch.Tensor)]
+    settings = [bool(x) for x in rest if not isinstance(x, torch.Tensor)]
+    args = (pieces, numbers, p, *tensors, numbers.shape[1], *settings, BLOCK)
+    launch(kernel, len(pieces), *args, num_warps=WARPS)

@@ -1,0 +1,44 @@
+"""PermutedMatMul as ONNX functions."""
+
+from collections.abc import Callable, Sequence
+
+from onnx import TensorProto
+
+from onnxgrad.functions.body import Body, Value
+
+
+def permuted_mat_mul(
+    o: Body,
+    A: Value,
+    B: Value,
+    bias: Value | None,
+    alpha: float,
+    permA: Sequence[int] | None,
+    permB: Sequence[int] | None,
+    permY: Sequence[int] | None,
+) -> list[Value]:
+    def turned(x: Value, perm: Sequence[int] | None) -> Value:
+        return x if not perm else o.Transpose(x, perm=list(perm))
+
+    def compute(work: Callable[[Value], Value]) -> list[Value]:
+        product = o.MatMul(turned(work(A), permA), turned(work(B), permB))
+        if alpha != 1:
+            product = product * alpha
+        return [turned(product if bias is None else product + work(bias), permY)]
+
+    return o.in_work_type(A, compute)
+
+
+def permuted_mat_mul_norm(
+    o: Body,
+    A: Value,
+    B: Value,
+    bias: Value | None,
+    alpha: float,
+    permA: Sequence[int] | None,
+    permB: Sequence[int] | None,
+    permY: Sequence[int] | None,
+) -> list[Value]:
+    (Y,) = permuted_mat_mul(o, A, B, bias, alpha, permA, permB, permY)
+    wide = o.Cast(Y, to=TensorProto.DOUBLE)
+    return [Y, o.CastLike(o.Sqrt(o.ReduceSum(wide * wide, keepdims=0)), A)]

@@ -1,0 +1,1 @@
+"""What operators of one family share: recurrent ones, their activation functions, and sliding windows."""

@@ -1,0 +1,168 @@
+"""The two forms of a model: as in training, where Dropout drops and BatchNormalization measures, and for inference."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrad.graph.builder import MICROSOFT
+from onnxgrad.passes.batch_slice import COUNT, FIRST
+
+STANDARD = ("", "ai.onnx")
+SEED = "dropout_seed"  # an input of the training form
+APART = 1 << 40  # between the seeds of two nodes: more numbers than either draws
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Running statistics of one BatchNormalization: the initializers, and the outputs with their next values."""
+
+    node: str
+    current: tuple[str, str]
+    following: tuple[str, str]
+
+
+def to_training_form(graph: ir.Graph, place: ir.Value | None = None) -> list[Statistics]:
+    """Switches Dropout and BatchNormalization to training; gives the running statistics, which become outputs.
+
+    Dropout then depends on the input SEED, so that a run can be repeated and resumed. `place` says which examples of a
+    batch these are, if not all (batch_slice.py): what is dropped of them is what would be dropped of them in the whole.
+    """
+    found = []
+    dropouts = [n for n in graph if n.op_type == "Dropout" and n.domain in STANDARD]
+    if dropouts:
+        seed = ir.Value(name=SEED, shape=ir.Shape([1]), type=ir.TensorType(ir.DataType.INT64))
+        graph.inputs.append(seed)
+        for number, node in enumerate(dropouts):
+            _drop_by_seed(graph, node, seed, number, place)
+    for node in list(graph):
+        if node.domain not in STANDARD:
+            continue
+        if node.op_type == "BatchNormalization":
+            node.attributes["training_mode"] = ir.AttrInt64("training_mode", 1)
+            found.append(_ask_for_statistics(graph, node))
+    return found
+
+
+def to_inference_form(graph: ir.Graph) -> None:
+    """The other way round; Dropout nodes go."""
+    for node in list(graph):
+        if node.domain not in STANDARD:
+            continue
+        if node.op_type == "BatchNormalization":
+            node.attributes["training_mode"] = ir.AttrInt64("training_mode", 0)
+            for value in node.outputs[1:]:
+                if value.uses() or value.is_graph_output():
+                    raise ValueError(
+                        f"the model uses the running statistics that BatchNormalization (node {node.name!r}) gives in "
+                        "training: there is no inference form of it"
+                    )
+            node.resize_outputs(1)
+        elif node.op_type == "Dropout":
+            if len(node.outputs) > 1 and (node.outputs[1].uses() or node.outputs[1].is_graph_output()):
+                raise ValueError(f"the model uses the mask of Dropout (node {node.name!r}): it has no inference form")
+            settings = [v for v in node.inputs[1:] if v is not None and v.is_initializer()]
+            _bypass(graph, node)
+            for value in settings:  # a ratio that nothing uses any more makes onnxruntime complain
+                if not value.uses() and not value.is_graph_input() and not value.is_graph_output():
+                    graph.initializers.pop(str(value.name), None)
+
+
+def _drop_by_seed(graph: ir.Graph, node: ir.Node, seed: ir.Value, number: int, place: ir.Value | None) -> None:
+    """Puts SeededDropout in place of a Dropout; each node draws from numbers of its own."""
+    ratio = _constant(node, 1, 0.5, "ratio")
+    if len(node.outputs) > 1 and (node.outputs[1].uses() or node.outputs[1].is_graph_output()):
+        raise ValueError(f"the model uses the mask of Dropout (node {node.name!r}): it cannot be trained")
+    data = node.inputs[0]
+    assert data is not None
+    seeds = _Integers(graph, node)
+    total = seeds.made("seed", "Add", seed, seeds.constant("number", [number * APART]))
+    # Draws follow the elements, so a part draws what the whole draws from the part's first element on. What has no free
+    # dimension, a weight say, is not an example's.
+    if place is not None and not (data.shape is not None and data.shape.is_static()):
+        first, count = (seeds.made(name, "Gather", place, seeds.constant(f"{name}_at", [at]))
+                        for name, at in (("first", FIRST), ("count", COUNT)))  # fmt: skip
+        elements = seeds.made("elements", "Mul", seeds.made("size", "Size", data), first)
+        total = seeds.made("seed_here", "Add", total, seeds.made("before", "Div", elements, count))
+    drop = ir.Node(MICROSOFT, "SeededDropout", [data, total], [ir.AttrFloat32("ratio", ratio)], num_outputs=1)
+    drop.name = drop.outputs[0].name = f"{node.name}_drop"
+    graph.insert_before(node, drop)
+    _replace(graph, node, drop.outputs[0])
+
+
+class _Integers:
+    """Computes with a few integers, before a node."""
+
+    def __init__(self, graph: ir.Graph, node: ir.Node) -> None:
+        self._graph, self._node = graph, node
+
+    def constant(self, name: str, numbers: list[int]) -> ir.Value:
+        return self._added(ir.Node("", "Constant", [], [ir.AttrTensor("value", ir.Tensor(np.array(numbers)))]), name)
+
+    def made(self, name: str, op_type: str, *inputs: ir.Value) -> ir.Value:
+        return self._added(ir.Node("", op_type, inputs), name)
+
+    def _added(self, made: ir.Node, name: str) -> ir.Value:
+        (result,) = made.outputs
+        made.name = result.name = f"{self._node.name}_{name}"
+        result.type = ir.TensorType(ir.DataType.INT64)
+        result.shape = ir.Shape([] if made.op_type == "Size" else [1])
+        self._graph.insert_before(self._node, made)
+        return result
+
+
+def _constant(node: ir.Node, at: int, default: float, what: str) -> float:
+    """An input that must be known: a weight, or a Constant."""
+    value = node.inputs[at] if at < len(node.inputs) else None
+    if value is None:
+        return default
+    producer = value.producer()
+    tensor = value.const_value
+    if producer is not None and producer.op_type == "Constant" and "value" in producer.attributes:
+        tensor = producer.attributes["value"].as_tensor()
+    if tensor is None:
+        raise ValueError(f"the {what} of {node.op_type} (node {node.name!r}) is computed, expected a constant")
+    return float(tensor.numpy().item())
+
+
+def _replace(graph: ir.Graph, node: ir.Node, new: ir.Value) -> None:
+    """Removes a node; what is computed goes where its first output went, under the name that an output has."""
+    result = node.outputs[0]
+    new.type, new.shape = result.type, result.shape
+    if result.is_graph_output():
+        name, result.name = result.name, f"{result.name}_dropped"
+        new.name = name
+    result.replace_all_uses_with(new, replace_graph_outputs=True)
+    graph.remove(node, safe=True)
+
+
+def _bypass(graph: ir.Graph, node: ir.Node) -> None:
+    """Without the node: what it was given goes where its output went."""
+    source, result = node.inputs[0], node.outputs[0]
+    assert source is not None
+    if not result.is_graph_output():
+        result.replace_all_uses_with(source)
+        graph.remove(node, safe=True)
+        return
+    identity = ir.Node("", "Identity", [source], num_outputs=1)
+    identity.name = identity.outputs[0].name = f"{node.name}_passed"
+    graph.insert_before(node, identity)
+    _replace(graph, node, identity.outputs[0])
+
+
+def _ask_for_statistics(graph: ir.Graph, node: ir.Node) -> Statistics:
+    mean, variance = node.inputs[3], node.inputs[4]
+    if mean is None or variance is None or not (mean.is_initializer() and variance.is_initializer()):
+        raise ValueError(
+            f"BatchNormalization (node {node.name!r}) takes its statistics from other nodes, not from weights"
+        )
+    if len(node.outputs) < 3:
+        node.resize_outputs(3)
+    names = []
+    for value, source, what in zip(node.outputs[1:], (mean, variance), ("running_mean", "running_var"), strict=True):
+        value.name = value.name or f"{node.name}_{what}"
+        value.type, value.shape = source.type, source.shape
+        if not value.is_graph_output():
+            graph.outputs.append(value)
+        names.append(str(value.name))
+    return Statistics(str(node.name), (str(mean.name), str(variance.name)), (names[0], names[1]))

@@ -1,0 +1,1 @@
+"""Training on many processes by MPI: who has which examples, and what they add up."""

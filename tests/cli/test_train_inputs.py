@@ -1,0 +1,327 @@
+"""onnxgrad train: data, event files for TensorBoard, and the sentences for what cannot be trained."""
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from tests.checks import raises
+from tests.cli.test_train import BASE, arrays, events, folder, run
+
+from onnxgrad.cli import specs as written
+from onnxgrad.cli.run_log import Journal, read_journal
+from onnxgrad.cli.tensorboard import crc32c
+from onnxgrad.train import metrics
+from onnxgrad.train.progress import Progress, clock, figure
+from onnxgrad.train.trainer import Record
+
+__all__ = ["folder"]
+
+
+def test_parquet_gives_the_numbers_of_npz(folder):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    columns = {name: list(a) for name, a in arrays().items()}
+    parquet.write_table(pyarrow.table({**columns, "comment": ["none"] * len(columns["x"])}), "train.parquet")
+    printed = run(*BASE, "-o", "a.onnx", "--data", "train.parquet", "--val", "train.parquet").stderr
+    assert printed.startswith("train.parquet: not used: 'comment'\n")
+    run(*BASE, "-o", "b.onnx", "--val", "train.npz")
+    assert events("a.jsonl", "step") == events("b.jsonl", "step")
+    assert events("a.jsonl", "epoch") == events("b.jsonl", "epoch")
+
+
+def records(path):
+    """The contents of a file of records, whose checksums are checked."""
+    data, at, found = path.read_bytes(), 0, []
+
+    def masked(part):
+        value = crc32c(part)
+        return (((value >> 15) | (value << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+    while at < len(data):
+        length, of_length = struct.unpack_from("<QI", data, at)
+        content = data[at + 12 : at + 12 + length]
+        (of_content,) = struct.unpack_from("<I", data, at + 12 + length)
+        assert of_length == masked(data[at : at + 8]) and of_content == masked(content)
+        found.append(content)
+        at += 16 + length
+    return found
+
+
+def test_event_files_are_whole_records(folder):
+    assert crc32c(b"123456789") == 0xE3069283  # the check value of CRC-32C
+    run(*BASE, "--epochs", 2, "--val", "0.25", "-o", "trained.onnx", "--tensorboard", "runs/one")
+    (path,) = (folder / "runs" / "one").iterdir()
+    found = records(path)
+    assert b"brain.Event:2" in found[0] and len(found) == 1 + 14 + 2
+    assert sum(b"train/loss" in r and b"train/lr" in r and b"train/gradient_norm" in r for r in found) == 14
+    assert sum(b"validation/loss" in r for r in found) == 2
+
+
+def test_tensorboard_reads_them_and_a_resumed_run_has_every_step_once(folder):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    given = (*BASE, "--val", "0.25", "--metric", "accuracy", "-o", "trained.onnx", "--tensorboard", "board")
+    run(*given, "--epochs", 2, "--checkpoint", "two.safetensors")
+    run(*given, "--epochs", 4, "--resume", "two.safetensors")
+    run(*given, "--epochs", 3, "--resume", "two.safetensors")  # once more from there
+    assert len(list((folder / "board").iterdir())) == 3
+    board = accumulator.EventAccumulator("board").Reload()
+    assert sorted(board.Tags()["scalars"]) == [
+        "train/epoch_loss", "train/gradient_norm", "train/loss", "train/lr", "validation/accuracy", "validation/loss"
+    ]  # fmt: skip
+    steps = events("trained.jsonl", "step")
+    shown = board.Scalars("train/loss")
+    assert [s.step for s in shown] == [e["step"] for e in steps] == list(range(1, 22))
+    np.testing.assert_array_equal([s.value for s in shown], np.float32([e["loss"] for e in steps]))
+    measured = [e["validation"]["accuracy"] for e in events("trained.jsonl", "epoch")]
+    np.testing.assert_array_equal([s.value for s in board.Scalars("validation/accuracy")], np.float32(measured))
+
+
+OUT = ("-o", "out.onnx")
+
+
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        (
+            ("--loss", "cross-entropi:logits"),
+            "--loss 'cross-entropi:logits': 'cross-entropi' is neither a loss nor an "
+            "output of the model; did you mean 'cross-entropy'?",
+        ),
+        (("--loss", "mse:logit"), "--loss 'mse:logit': 'logit' is no output of the model; did you mean 'logits'?"),
+        (("--loss", "mse:y:weight=x"), "--loss 'mse:y:weight=x': 'y' is no output of the model: 'logits'"),
+        (("--loss", "mse:logits:weight=x"), "--loss 'mse:logits:weight=x': weight is 'x', expected a number"),
+        (
+            ("--loss", "mse:logits:wieght=1"),
+            "--loss 'mse:logits:wieght=1': mse has no setting 'wieght'; did you mean 'weight'?",
+        ),
+        (("--loss", "mse:logits:reduction=all"), "MSE: reduction is 'all', expected one of 'mean', 'sum'"),
+        (
+            ("--loss", "cross-entropy:logits:probabilities=yes"),
+            "--loss 'cross-entropy:logits:probabilities=yes': probabilities is 'yes', expected true or false",
+        ),
+        (
+            ("--loss", "cross-entropy:logits:ignore-index=1.5"),
+            "--loss 'cross-entropy:logits:ignore-index=1.5': ignore-index is '1.5', expected a whole number",
+        ),
+        (("--loss", "logits"), "--loss 'logits' is an output of the model, which stands alone: others cannot be added"),
+        (("--loss", "mse:logits:target=z"), "--data: 'train.npz' lacks 'z', an input of model or loss: 'x', 'target'"),
+        (("--optimizer", "adamm"), "--optimizer 'adamm': there is no 'adamm'; did you mean 'adam'?"),
+        (
+            ("--optimizer", "adam:betas=0.9"),
+            "--optimizer 'adam:betas=0.9': betas is '0.9', expected 2 numbers with a comma between them",
+        ),
+        (
+            ("--optimizer", "adam:betas=1,1"),
+            "Adam: betas are (1.0, 1.0), expected two numbers of at least 0 and under 1",
+        ),
+        (
+            ("--optimizer", "adam:fast"),
+            "--optimizer 'adam:fast': 'fast' is no setting, expected name=value as in adam:name=value",
+        ),
+        (("--momentum", "0.9"), "--momentum is of sgd and rmsprop, adamw has none"),
+        (
+            ("--group", "*.bias"),
+            "--group '*.bias' sets nothing, expected a pattern of names as in '*.bias:weight-decay=0'",
+        ),
+        (("--group", "*.bios:lr=0"), "AdamW: groups has '*.bios', which no parameter's name matches"),
+        (("--schedule", "cosinus"), "--schedule 'cosinus': there is no 'cosinus'; did you mean 'cosine'?"),
+        (("--schedule", "step", "--warmup", "3"), "--warmup is of constant, linear, cosine: step has none"),
+        (("--schedule", "step:every=0"), "--schedule 'step:every=0': every is 0, expected at least 1"),
+        (
+            ("--metric", "accuracy"),
+            "--metric is measured on examples to validate with: name a file or a share with --val",
+        ),
+        (
+            ("--metric", "acuracy", "--val", "0.5"),
+            "--metric 'acuracy': there is no 'acuracy'; did you mean 'accuracy'?",
+        ),
+        (("--metric", "mae", "--val", "0.5"), "--val: MAE: 'target' has shape [8], but 'logits' has [8, 3]"),
+        (
+            ("--metric", "mae:logits:target=z", "--val", "0.5"),
+            "--metric 'mae:logits:target=z': its target 'z' is none of the inputs of model and loss: 'x', 'target'",
+        ),
+        (
+            ("--metric", "accuracy:name=loss", "--val", "0.5"),
+            "--metric 'accuracy:name=loss': 'loss' is shown already, give it another one with name=",
+        ),
+        (
+            ("--keep-best",),
+            "--keep-best goes by the loss on examples to validate with: name a file or a share with --val",
+        ),
+        (("--val", "1.5"), "--val is 1.5, expected a file or a share between 0 and 1 of the examples to hold out"),
+        (("--val", "0.001"), "--val 0.001 of 72 examples is 0, expected some, and some to train on"),
+        (("--val", "none.npz"), "--val: 'none.npz' is no file, expected an .npz or .parquet file"),
+        (("--data", "none.npz"), "--data: 'none.npz' is no file, expected an .npz or .parquet file"),
+        (("--data", "model.onnx"), "--data: 'model.onnx' ends in '.onnx', expected .npz or .parquet"),
+        (("--data", "text.npz"), "--data: 'text.npz' is no .npz file ("),
+        (
+            ("--data", "typo.npz"),
+            "--data: 'typo.npz' lacks 'target', an input of model or loss; did you mean 'targets'?",
+        ),
+        (("--data", "wide.npz"), "--data: the batch's x has shape [8, 7], expected ['N', 6]"),
+        (("--data", "real.npz"), "--data: the batch's target holds float64, expected int64"),
+        (("--data", "uneven.npz"), "--data: the arrays have different numbers of examples (x: 4, target: 3)"),
+        (
+            ("--data", "classes.npz"),
+            "--data: 'target' has the class 3 in example 5, expected 0 to 2; ignore-index=3 leaves such out",
+        ),
+        (
+            ("--val", "negative.npz", "--loss", "cross-entropy:logits:ignore-index=9"),
+            "--val: 'target' has the class -1 in example 7, expected 0 to 2; ignore-index=-1 leaves such out",
+        ),
+        (("--data", "empty.npz"), "--data: 'empty.npz' has no examples"),
+        (("--val", "wide.npz"), "--val: the batch's x has shape [8, 7], expected ['N', 6]"),
+        (("--trainable", "fc2.*"), "--trainable 'fc2.*' matches no parameter that the loss depends on"),
+        (("--freeze", "*"), "--freeze leaves nothing to train"),
+        (
+            ("--batch-size", "100", "--drop-last"),
+            "72 examples in batches of 100 make no update: lower --batch-size, --accumulate or leave out --drop-last",
+        ),
+        (("--resume", "none"), "--resume: 'none' is no file, expected a checkpoint"),
+        (("--resume", "train.npz"), "'train.npz' is no checkpoint"),
+        (("--plot", "picture.jpg"), "'picture.jpg' ends in '.jpg', expected .svg or .png for a picture"),
+        (("--metrics", "train.npz"), "--metrics and --data are both 'train.npz', expected files of their own"),
+        (
+            ("--val", "typo.npz", "--checkpoint", "typo.npz"),
+            "--checkpoint and --val are both 'typo.npz', expected files of their own",
+        ),
+        (("--plot", "out.onnx"), "--plot and --output are both 'out.onnx', expected files of their own"),
+        (("--checkpoint", "none/c"), "'none' is no folder to write 'c' into"),
+    ],
+)
+def test_refusals_are_one_sentence_before_anything_runs(folder, arguments, sentence):
+    x = arrays()["x"]
+    Path("text.npz").write_text("no")
+    np.savez("typo.npz", x=x, targets=arrays()["target"])
+    np.savez("wide.npz", x=np.zeros((9, 7), np.float32), target=np.zeros(9, np.int64))
+    np.savez("real.npz", x=x, target=arrays()["target"] / 2)
+    np.savez("uneven.npz", x=x[:4], target=np.zeros(3, np.int64))
+    for name, example, value in (("classes", 5, 3), ("negative", 7, -1)):
+        target = arrays()["target"]
+        target[example] = value
+        np.savez(f"{name}.npz", x=x, target=target)
+    np.savez("empty.npz", x=x[:0], target=np.zeros(0, np.int64))
+    before = {p.name: p.read_bytes() for p in folder.iterdir()}
+    printed = run(*BASE, *OUT, *arguments, code=2).output
+    assert printed.startswith(f"onnxgrad: {sentence}") and printed.count("\n") == 1, printed
+    assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
+
+
+def test_models_and_places_that_are_refused(folder):
+    assert run("train", "none.onnx", *BASE[2:], *OUT, code=2).output == (
+        "onnxgrad: 'none.onnx' is no file, expected an ONNX model\n"
+    )
+    (folder / "taken").mkdir()
+    assert run(*BASE, "-o", "taken", code=2).output == (
+        "onnxgrad: 'taken' is a folder, expected the name of a file to write\n"
+    )
+    assert "Missing option '--loss'" in run("train", "model.onnx", "--data", "train.npz", *OUT, code=2).output
+    two = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["N"]) for n in ("y", "z")]
+    graph = helper.make_graph(
+        [helper.make_node("Mul", ["x", "w"], ["y"]), helper.make_node("Neg", ["y"], ["z"])], "two",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N"])], two,
+        [numpy_helper.from_array(np.ones(1, np.float32), "w")],
+    )  # fmt: skip
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9), "two.onnx")
+    given = ("train", "two.onnx", "--data", "train.npz", *OUT)
+    assert run(*given, "--loss", "mse", code=2).output == (
+        "onnxgrad: --loss 'mse' names no output, as in mse:y; the model has 'y', 'z'\n"
+    )
+    assert "the output 'y' has shape" in run(*given, "--loss", "y", code=2).output
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="a folder that not even root can write into")
+@pytest.mark.parametrize("option", ["-o", "--checkpoint", "--metrics", "--plot", "--tensorboard"])
+def test_folders_that_cannot_be_written_are_found_before_training(folder, option):
+    name = {"-o": "--output"}.get(option, option)
+    place = "/proc/self/x.svg" if option != "--tensorboard" else "/proc/self/runs"
+    printed = run(*BASE, *OUT, option, place, code=2).output
+    assert printed.startswith(f"onnxgrad: {name}: nothing can be written into '/proc/self' (")
+    assert not list(folder.glob("out*"))
+
+
+def test_classes_to_leave_out_and_a_device_that_is_not_there(folder):
+    data = arrays()
+    data["target"][::7] = -100
+    np.savez("masked.npz", **data)
+    loss = ("--loss", "cross-entropy:logits:ignore-index=-100")
+    given = ("train", "model.onnx", "--data", "masked.npz", *loss, *OUT, "--val", "masked.npz", "--metric", "accuracy")
+    run(*given)
+    assert 0 <= events("out.jsonl", "epoch")[0]["validation"]["accuracy"] <= 1
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        refused = run(*given, "--device", "cuda", code=2).output
+        assert refused.startswith("onnxgrad: device is 'cuda', but") and refused.endswith(": use --device cpu\n")
+
+
+def test_texts_with_colons_in_names_and_every_kind():
+    loss = written.loss(["mse:out:0:target=a:weight=0.5"], ["out:0"])
+    assert (loss.prediction, loss.target, loss.share) == ("out:0", "a", 0.5)
+    assert written.loss(["loss:0"], ["loss:0"]) == "loss:0"
+    assert len(written.loss(["l1", "huber:y:delta=2"], ["y"]).parts) == 2
+    weighted = written.loss(["cross-entropy:y:class-weights=1,2:ignore_index=0"], ["y"])
+    assert weighted.weights == (1.0, 2.0) and weighted.ignore_index == 0
+    assert written.loss(["bce-with-logits:y:pos-weight=3"], ["y"]).pos_weight == 3.0
+    assert written.loss(["bce-with-logits:y:pos-weight=3,4"], ["y"]).pos_weight == (3.0, 4.0)
+    for kind in written.OPTIMIZERS:
+        assert written.optimizer(kind, {"lr": 0.5, "momentum": None}, []).lr == 0.5
+    for kind in written.SCHEDULES:
+        assert 0 < written.schedule(kind, None, 90)(0) <= 1
+    assert written.schedule("step", None, 90).every == 30 and written.schedule("linear", 0.1, 90).warmup == 9
+    found = written.measures(["accuracy", "accuracy:y:top=2", "mse:y:name=second"], weighted, ["y"], ["target"])
+    assert list(found) == ["accuracy", "accuracy:y:top=2", "second"] and found["accuracy"].ignore_index == 0
+
+
+def test_metrics():
+    scores = np.array([[3, 2, 1], [1, 2, 3], [2, 3, 1]], np.float32)
+    outputs, batch = {"y": scores}, {"t": np.array([0, 1, -1])}
+    assert metrics.Accuracy("y", "t")(outputs, batch) == pytest.approx(1 / 3)
+    assert metrics.Accuracy("y", "t", ignore_index=-1)(outputs, batch) == 0.5
+    assert metrics.Accuracy("y", "t", top=2)(outputs, batch) == pytest.approx(2 / 3)
+    assert metrics.Accuracy("y", "t")(outputs, {"t": np.eye(3)[[0, 2, 2]]}) == pytest.approx(2 / 3)
+    pixels = np.moveaxis(scores[None], 2, 1)  # classes along axis 1
+    assert metrics.Accuracy("y", "t")({"y": pixels}, {"t": np.array([[0, 1, 1]])}) == pytest.approx(2 / 3)
+    assert metrics.BinaryAccuracy("y", "t", threshold=1.5)(outputs, {"t": scores > 1}) == 1.0
+    assert metrics.MAE("y", "t")(outputs, {"t": scores + 2}) == 2.0
+    assert metrics.MSE("y", "t")(outputs, {"t": scores + 2}) == 4.0
+    with raises(ValueError, "Accuracy: 't' has shape [2], expected [3] for the classes of 'y' along axis 1"):
+        metrics.Accuracy("y", "t")(outputs, {"t": np.array([0, 1])})
+    with raises(ValueError, "Accuracy: axis is 2, but 'y' has 2 dimensions"):
+        metrics.Accuracy("y", "t", axis=2)(outputs, batch)
+    with raises(ValueError, "Accuracy: top is 0, expected at least 1"):
+        metrics.Accuracy("y", top=0)
+
+
+def test_a_journal_that_was_cut_off(tmp_path):
+    path = tmp_path / "run.jsonl"
+    with Journal(path) as journal:
+        journal.write({"event": "step", "step": 1, "loss": 1.0})
+        journal.write({"event": "epoch", "epoch": 1, "step": 1, "validation": {"loss": float("nan")}})
+    path.write_text(path.read_text() + '{"event": "st')
+    assert [e["event"] for e in read_journal(path)] == ["step", "epoch"]
+    assert read_journal(path)[1]["validation"] == {"loss": None}
+    path.write_text("nothing")
+    with raises(ValueError, f"{str(path)!r} is no journal of a run: line 1 is no event"):
+        read_journal(path)
+
+
+def test_progress_where_there_is_no_terminal(capsys, monkeypatch):
+    monkeypatch.setattr("onnxgrad.train.progress.PATIENCE", -1)
+    with Progress(quiet=False) as progress:
+        progress.start_epoch(1, 2, 10, 3)
+        progress.advance(0.5, 1e-3)
+        progress.end_epoch(Record(1, 4, 0.25, 75.0, {"loss": 20000.0}))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("epoch 1/2: 4/10  loss 0.5000  lr 1.00e-03  ") and lines[0].endswith(" left")
+    assert lines[1] == "epoch 1/2: loss 0.2500  validation:  loss 2.000e+04  1:15"
+    with Progress(quiet=True) as progress:
+        progress.start_epoch(1, 1, None)
+        progress.advance(0.5, 1e-3)
+        progress.end_epoch(Record(1, 1, 0.5, 1.0, {}))
+    assert capsys.readouterr().err == ""
+    assert [clock(s) for s in (3.21, 75, 3725)] == ["3.2 s", "1:15", "1:02:05"]
+    assert [figure(x) for x in (0.0, 0.5, 1e-5, 12345.0)] == ["0.0000", "0.5000", "1.000e-05", "1.234e+04"]
