@@ -2,35 +2,47 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: demo test oldest test-cuda lint bench docs golden cases clean
+.PHONY: demo test interpreter oldest test-cuda lint bench docs golden cases clean
 
 demo: .venv/demo
 	$(PY) examples/demo.py
 
-# The tests whose cases go through tests/checks.py to the device under test, and those of calls on a GPU: in two parts
-# that take about as long.
-ON_A_GPU_1 := $(patsubst %,tests/ops/test_%.py,gru gru_errors gather) tests/test_golden.py
-ON_A_GPU_2 := $(patsubst %,tests/ops/test_%.py,gather_elements slice softmax layer_normalization dropout activation gelu conv matrix \
-	max_pool average_pool softmax_cross_entropy_loss) tests/cuda/test_calls.py tests/cuda/test_optimizers.py
-
 # On the CPU, two files at a time, those of operators first: they compile kernels one by one, for all others to find.
-# Then the Triton kernels in Triton's interpreter, which needs no GPU; its reports end with what they left out. Beside
-# them sessions once more, in the oldest onnxruntime that will do.
+# Then the Triton kernels in Triton's interpreter, which needs no GPU; its report ends with what it left out. Then
+# sessions once more, in the oldest onnxruntime that will do.
 test: .venv/ready .oldest/ready
 	$(PY) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
-	$(MAKE) --jobs 2 --output-sync interpreter-1 interpreter-2 oldest
+	$(MAKE) interpreter oldest
 
-interpreter-%: .venv/ready
-	TRITON_INTERPRET=1 ONNXGRAD_TEST_DEVICE=interpreter $(PY) -m pytest $(ON_A_GPU_$*)
+# The tests whose cases go through tests/checks.py to the device under test, and those of calls on a GPU.
+ON_A_GPU := tests/ops tests/cuda tests/test_golden.py
+
+interpreter: .venv/ready
+	TRITON_INTERPRET=1 ONNXGRAD_TEST_DEVICE=interpreter $(PY) -m pytest --numprocesses 2 $(ON_A_GPU)
 
 # Types, attributes, optional inputs that another onnxruntime may treat in another way: each once, not in every mixture.
 oldest: .venv/ready .oldest/ready
 	PYTHONPATH=.oldest $(PY) -m pytest tests/runtime --some-cases
 
-# On a GPU, with the Python that is there: numpy, ml_dtypes, onnx, numba, torch and triton are enough, and no network.
-# ONLY="slice gru::test_sizes" runs the tests whose names have one of these words.
-test-cuda:
-	PYTHONPATH=src ONNXGRAD_TEST_DEVICE=cuda $(PYTHON) -m tests.plain $(ONLY)
+# On a GPU, with the Python that is there and no network: onnx, onnx_ir, onnxruntime, numba, torch and triton are enough,
+# and pytest, which `make build/pytest` puts into a folder that can travel along. Warnings fail no test: the versions
+# are those of the machine. ONLY="slice or test_sizes" is pytest's -k; 5 is its word for "no tests".
+RUN_ON_A_GPU = PYTHONPATH=src:build/pytest ONNXGRAD_TEST_DEVICE=cuda $(PYTHON) -m pytest -rs -W default
+CHOSEN = $(if $(ONLY),-k "$(ONLY)" || [ $$? -eq 5 ])
+SEVERAL = $(if $(shell PYTHONPATH=build/pytest $(PYTHON) -c "import xdist; print(1)"),--numprocesses auto --maxprocesses 16)
+
+# Sessions, if this onnxruntime has them for GPUs, run apart: they look at the memory of the whole GPU.
+test-cuda: src/onnxgrad/runtime/_bridge.so
+	$(RUN_ON_A_GPU) $(SEVERAL) $(ON_A_GPU) tests/test_torch.py $(CHOSEN)
+	$(RUN_ON_A_GPU) tests/runtime tests/train/test_trainer_cuda.py $(CHOSEN)
+
+build/pytest: tests/cuda/requirements.txt
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --upgrade --target $@ --no-deps --only-binary :all: --platform any -r $<
+	touch $@
+
+# The package's C part, which an installation builds too, where nothing is installed.
+src/onnxgrad/runtime/_bridge.so: src/onnxgrad/runtime/bridge.c
+	$(CC) -shared -fPIC -O2 -o $@ $<
 
 lint: .venv/ready
 	$(PY) -m ruff check .

@@ -11,6 +11,7 @@ from unittest import mock
 
 import ml_dtypes
 import numpy as np
+from tests.left_out import leave_out
 
 import onnxgrad
 from onnxgrad.cpu.core import memory, threads
@@ -126,8 +127,6 @@ def examples(count: int) -> int:
     """How many examples a test of any input draws; Triton's interpreter takes its time for each of them."""
     if DEVICE != "interpreter" or count <= FEW_EXAMPLES:
         return count
-    from tests.gpu import leave_out
-
     leave_out("examples drawn by hypothesis, more than the interpreter has time for", count - FEW_EXAMPLES)
     return FEW_EXAMPLES
 
@@ -136,8 +135,6 @@ def readable(array: np.ndarray) -> np.ndarray:
     """The array, but zeros for bfloat16's subnormal numbers where Triton's interpreter would misread them."""
     if DEVICE != "interpreter" or array.dtype != BFLOAT16:
         return array
-    from tests.gpu import leave_out
-
     leave_out("the interpreter misreads subnormal numbers of bfloat16")
     with np.errstate(invalid="ignore"):
         return np.where(np.abs(array) < ml_dtypes.finfo(BFLOAT16).smallest_normal, BFLOAT16.type(0), array)

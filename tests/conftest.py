@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 from tests.checks import DEVICE, reaches_device, runs_on_gpus
+from tests.left_out import LEFT_OUT
 
-from onnxgrad.op import OPERATORS
+from onnxgrad.op import OPERATORS, Op
 
 MOST_CASES = 6
 # Tests that call an operator hundreds of times in every case.
@@ -22,7 +23,7 @@ MANY_CALLS = {
     "test_only_the_outputs_asked_for",
 }
 CPU_ALONE = "speaks of the CPU alone"
-LEFT_OUT: dict[str, list[str]] = defaultdict(list)  # what, by the reason
+NOT_RUN: dict[str, list[str]] = defaultdict(list)  # tests, by the reason
 
 
 @pytest.hookimpl(trylast=True)  # of what -k has left
@@ -36,18 +37,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for (path, name), every_case in _by_function(items).items():
         label = f"{path.stem.removeprefix('test_')}::{name}"
         cases = [case for case in every_case if _says_something_of_gpus(**_parameters(case))]
-        if not cases or (path.parent.name == "ops" and not reaches_device(cases[0].obj)):
-            LEFT_OUT[CPU_ALONE].append(label)
+        if not cases or (path.parent.name == "ops" and not _runs_on_device(cases[0])):
+            NOT_RUN[CPU_ALONE].append(label)
             continue
         if left := len(every_case) - len(cases):
-            LEFT_OUT[CPU_ALONE].append(f"{label} {left} of {len(every_case)}")
+            NOT_RUN[CPU_ALONE].append(f"{label} {left} of {len(every_case)}")
         if DEVICE == "interpreter" and name in MANY_CALLS:
-            LEFT_OUT["hundreds of calls in every case, too slow for the interpreter"].append(label)
+            NOT_RUN["hundreds of calls in every case, too slow for the interpreter"].append(label)
         else:
             some = _some_of(cases) if DEVICE == "interpreter" else cases
             kept += some
             if left := len(cases) - len(some):
-                LEFT_OUT["more cases than the interpreter has time for"].append(f"{label} {left} of {len(cases)}")
+                NOT_RUN["more cases than the interpreter has time for"].append(f"{label} {left} of {len(cases)}")
     _keep(config, items, kept)
 
 
@@ -117,16 +118,34 @@ def _values(name: str, value: Any) -> list[str]:
     return [f"{name}={value!r}"]
 
 
+def _runs_on_device(test: Any) -> bool:
+    """Whether an operator's test goes through the harness with an operator that has a kernel for GPUs."""
+    operators = [value for value in vars(test.module).values() if isinstance(value, Op)]
+    return reaches_device(test.obj) and any(map(runs_on_gpus, operators))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """One of several processes tells the first what it has left out."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = dict(LEFT_OUT), dict(NOT_RUN)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """The first adds up what was left out of checks; of tests, all processes leave out the same ones."""
+    counts, not_run = node.workeroutput.get("left_out", ({}, {}))
+    LEFT_OUT.update(counts)
+    NOT_RUN.update(not_run)
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Names what was left out, so that nobody takes it for tested."""
-    if DEVICE == "cpu":
+    if not LEFT_OUT and not NOT_RUN:
         return
-    from tests import gpu
-
     terminalreporter.section(f"left out on the {DEVICE}")
-    for what, count in sorted(gpu.LEFT_OUT.items()):
+    for what, count in sorted(LEFT_OUT.items()):
         terminalreporter.write_line(f"{count} × {what}")
-    for reason, labels in LEFT_OUT.items():
+    for reason, labels in NOT_RUN.items():
         terminalreporter.write_line(f"{reason}:")
         for label in labels:
             terminalreporter.write_line(f"    {label}")

@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import torch
 from tests.checks import DEVICE, as_tuple, assert_as_expected, expect, raises, result_dtype, same_bits
+from tests.left_out import leave_out
 
 TORCH_DEVICE = "cuda" if DEVICE == "cuda" else "cpu"
 # Types of ml_dtypes that torch has too, and the integers that hold their bits.
@@ -19,8 +20,6 @@ TWINS = {
     np.dtype(ml_dtypes.float8_e5m2fnuz): (torch.float8_e5m2fnuz, np.uint8),
 }
 NUMPY_TWINS = {twin: dtype for dtype, (twin, _) in TWINS.items()}
-# What check() was asked for and this device cannot show; printed after the tests.
-LEFT_OUT: dict[str, int] = {}
 # Elements of all inputs and results together; the interpreter takes seconds for some ten thousand.
 MOST_ELEMENTS = 20_000 if DEVICE == "interpreter" else None
 
@@ -29,11 +28,6 @@ torch.backends.cudnn.allow_tf32 = False  # the bounds are those of float32
 
 class NoTensorError(Exception):
     """torch has no tensor of this kind."""
-
-
-def leave_out(what: str, count: int = 1) -> None:
-    """Counts cases that cannot run here."""
-    LEFT_OUT[what] = LEFT_OUT.get(what, 0) + count
 
 
 def to_tensor(array: np.ndarray) -> torch.Tensor:

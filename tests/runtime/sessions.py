@@ -5,6 +5,7 @@ import ctypes
 import numpy as np
 import onnx
 import onnxruntime
+import pytest
 from tests.checks import DEVICE, as_tuple, call, same_bits
 from tests.runtime.nodes import element_type, feeds_of, model_of
 
@@ -15,6 +16,9 @@ if DEVICE == "cuda":
 
     onnxruntime.preload_dlls()  # … and are loaded here
 PROVIDERS = ["CUDAExecutionProvider"] * (DEVICE == "cuda") + ["CPUExecutionProvider"]
+needs_provider = pytest.mark.skipif(
+    not {*PROVIDERS} <= {*onnxruntime.get_available_providers()}, reason="needs onnxruntime-gpu"
+)
 OPTIONS = onnxgrad.register()
 OPTIONS.log_severity_level = 4  # errors are raised; they need not be printed too
 

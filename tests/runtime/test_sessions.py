@@ -11,7 +11,7 @@ from tests import gru_cases
 from tests.checks import DEVICE, FLOATS, call, raises, same_bits
 from tests.node_cases import cases_of
 from tests.runtime.nodes import feeds_of, model_of
-from tests.runtime.sessions import bits_of, check_session, run_in, session_of
+from tests.runtime.sessions import bits_of, check_session, needs_provider, run_in, session_of
 
 import onnxgrad
 from onnxgrad import (
@@ -40,6 +40,7 @@ from onnxgrad.ops.softmax_cross_entropy_loss import (
 from onnxgrad.runtime import compute, plan
 from onnxgrad.runtime.custom_op import HALF_A_BYTE
 
+pytestmark = needs_provider
 F32 = np.dtype(np.float32)
 on_the_cpu = pytest.mark.skipif(DEVICE != "cpu", reason="speaks of the CPU alone")
 

@@ -6,21 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.checks import DEVICE
+from tests.runtime.sessions import needs_provider
 from tests.train.two_layers import batch, mlp
 
 from onnxgrad.train import losses, optim
 from onnxgrad.train.trainer import Trainer
 
-
-def has_provider():
-    try:
-        import onnxruntime
-    except ImportError:
-        return False
-    return "CUDAExecutionProvider" in onnxruntime.get_available_providers()
-
-
-pytestmark = pytest.mark.skipif(DEVICE != "cuda" or not has_provider(), reason="needs a GPU and onnxruntime-gpu")
+pytestmark = [needs_provider, pytest.mark.skipif(DEVICE != "cuda", reason="needs a GPU")]
 
 
 def trainer(device, **how):
