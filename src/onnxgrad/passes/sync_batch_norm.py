@@ -12,7 +12,7 @@ from onnxgrad.passes.train_mode import Statistics
 
 
 def measure_together(builder: Builder, statistics: Sequence[Statistics], place: ir.Value, group: int) -> None:
-    """Writes every BatchNormalization, which is in training form, in terms of sums over all ranks."""
+    """Writes every BatchNormalization, which is in train mode, in terms of sums over all ranks."""
     nodes = {node.name: node for node in builder.graph}
     for found in statistics:
         node = nodes[found.node]

@@ -1,4 +1,4 @@
-"""The two forms of a model: as in training, where Dropout drops and BatchNormalization measures, and for inference."""
+"""Train mode, in which Dropout drops and BatchNormalization measures its batch, and inference mode."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from onnxgrad.graph.builder import MICROSOFT
 from onnxgrad.passes.batch_slice import COUNT, FIRST
 
 STANDARD = ("", "ai.onnx")
-SEED = "dropout_seed"  # an input of the training form
+SEED = "dropout_seed"  # an input in train mode
 APART = 1 << 40  # between the seeds of two nodes: more numbers than either draws
 
 
@@ -22,8 +22,8 @@ class Statistics:
     following: tuple[str, str]
 
 
-def to_training_form(graph: ir.Graph, place: ir.Value | None = None) -> list[Statistics]:
-    """Switches Dropout and BatchNormalization to training; gives the running statistics, which become outputs.
+def to_train_mode(graph: ir.Graph, place: ir.Value | None = None) -> list[Statistics]:
+    """Switches Dropout and BatchNormalization to train mode; returns the running statistics, which become outputs.
 
     Dropout then depends on the input SEED, so that a run can be repeated and resumed. `place` says which examples of a
     batch these are, if not all (batch_slice.py): what is dropped of them is what would be dropped of them in the whole.
@@ -44,8 +44,8 @@ def to_training_form(graph: ir.Graph, place: ir.Value | None = None) -> list[Sta
     return found
 
 
-def to_inference_form(graph: ir.Graph) -> None:
-    """The other way round; Dropout nodes go."""
+def to_inference_mode(graph: ir.Graph) -> None:
+    """Switches BatchNormalization to inference and removes Dropout nodes."""
     for node in list(graph):
         if node.domain not in STANDARD:
             continue
@@ -55,12 +55,14 @@ def to_inference_form(graph: ir.Graph) -> None:
                 if value.uses() or value.is_graph_output():
                     raise ValueError(
                         f"the model uses the running statistics that BatchNormalization (node {node.name!r}) gives in "
-                        "training: there is no inference form of it"
+                        "training: it cannot run in inference mode"
                     )
             node.resize_outputs(1)
         elif node.op_type == "Dropout":
             if len(node.outputs) > 1 and (node.outputs[1].uses() or node.outputs[1].is_graph_output()):
-                raise ValueError(f"the model uses the mask of Dropout (node {node.name!r}): it has no inference form")
+                raise ValueError(
+                    f"the model uses the mask of Dropout (node {node.name!r}): it cannot run in inference mode"
+                )
             settings = [v for v in node.inputs[1:] if v is not None and v.is_initializer()]
             _bypass(graph, node)
             for value in settings:  # a ratio that nothing uses any more makes onnxruntime complain

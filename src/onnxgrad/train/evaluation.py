@@ -24,7 +24,7 @@ class Measured(NamedTuple):
 
 
 class Evaluation:
-    """A model in inference form at work.
+    """A model in inference mode at work.
 
     Each batch is measured by one rank, all of it, and the results are added up in the order of the batches: whatever a
     metric does with a batch, it comes to what one process would find.

@@ -15,7 +15,7 @@ from onnxgrad.passes.fuse_loss import fuse_losses
 from onnxgrad.passes.prepare import finish, prepare
 from onnxgrad.passes.sink_transposes import move_transposes_behind_cuts
 from onnxgrad.passes.sync_batch_norm import measure_together
-from onnxgrad.passes.train_mode import SEED, Statistics, to_inference_form, to_training_form
+from onnxgrad.passes.train_mode import SEED, Statistics, to_inference_mode, to_train_mode
 from onnxgrad.passes.use_amx_matmul import measure_results, use_permuted_products
 from onnxgrad.train.losses import Loss, Total, parts_of
 
@@ -33,7 +33,7 @@ class StepGraph(NamedTuple):
 
 
 class EvaluationGraph(NamedTuple):
-    """The model in inference form with its loss; the weights that training changes are inputs."""
+    """The model in inference mode with its loss; the weights that training changes are inputs."""
 
     model: ir.Model
     loss: str
@@ -48,7 +48,7 @@ def step_graph(
     by_tiles: bool = False,
     with_norms: bool = False,
 ) -> StepGraph:
-    """Training form, loss, gradients; `by_tiles`: with products for tile units, `with_norms`: that measure gradients.
+    """Train mode, loss, gradients; `by_tiles`: with products for tile units, `with_norms`: that measure gradients.
 
     With the number of a `group` of ranks (ops/all_reduce.py), of one rank's part of a batch.
     """
@@ -59,7 +59,7 @@ def step_graph(
         count = 1 if isinstance(loss, str) else len(loss.parts)
         weights = _new_input(graph, WEIGHTS, ir.DataType.DOUBLE, count)
         place = _new_input(graph, PLACE, ir.DataType.INT64, 3)
-    statistics = to_training_form(graph, place)
+    statistics = to_train_mode(graph, place)
     builder = Builder(graph, prepared.opsets)
     recognise_gelu(builder)
     if by_tiles:
@@ -97,10 +97,10 @@ def _new_input(graph: ir.Graph, name: str, dtype: ir.DataType, length: int) -> i
 
 
 def evaluation_graph(model: Any, loss: Total | str, step: StepGraph) -> EvaluationGraph:
-    """Inference form and loss, of the model that the step is of."""
+    """Inference mode and loss, of the model that the step is of."""
     prepared = prepare(load(model))
     graph = prepared.model.graph
-    to_inference_form(graph)
+    to_inference_mode(graph)
     predictions = [str(v.name) for v in graph.outputs]
     builder = Builder(graph, prepared.opsets)
     name = _make_output(builder, append_loss(builder, _terms(loss)))

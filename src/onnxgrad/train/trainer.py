@@ -15,7 +15,7 @@ from onnxgrad.autodiff.differentiate import load
 from onnxgrad.cpu.core.memory import give_back
 from onnxgrad.graph.files import save
 from onnxgrad.passes.batch_slice import PLACE, WEIGHTS
-from onnxgrad.passes.train_mode import SEED, to_inference_form
+from onnxgrad.passes.train_mode import SEED, to_inference_mode
 from onnxgrad.train.buffers import Buffers
 from onnxgrad.train.checkpoint import check_arrays, read_checkpoint, write_checkpoint
 from onnxgrad.train.devices import device_of
@@ -240,7 +240,7 @@ class Trainer:
     def evaluate(
         self, batches: Iterable[Mapping[str, Any]], metrics: Mapping[str, Metric] | None = None
     ) -> dict[str, float]:
-        """The mean loss over batches, in inference form, under "loss", and the means of metrics, under their names.
+        """The mean loss over batches, in inference mode, under "loss", and the means of metrics, under their names.
 
         A metric is one of onnxgrad.metrics or a function of the model's outputs and the batch, both dicts of arrays.
         Batches count by their numbers of examples.
@@ -357,7 +357,7 @@ class Trainer:
         return trainer
 
     def export(self, path: str | Path) -> None:
-        """Writes the model as it came, in inference form, with the trained weights.
+        """Writes the model as it came, in inference mode, with the trained weights.
 
         Weights that came in files of their own, or that are too many for one file, go into one beside it.
         """
@@ -372,7 +372,7 @@ class Trainer:
             kind = tensors[name].dtype
             values = self._device.to_numpy(array).astype(kind.numpy(), copy=False)
             model.graph.initializers[name].const_value = ir.Tensor(values, dtype=kind, name=name)
-        to_inference_form(model.graph)
+        to_inference_mode(model.graph)
         save(model, path, None if apart else path)
 
 
