@@ -171,8 +171,8 @@ def _pools(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Expected:
     return (expected,), (with_storage(precision, expected, bound_of_sum(precision, terms, absolute)),)
 
 
-def _slopes(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Expected:
-    """A gradient times a slope, which is a few roundings off its largest term: of most activations about 1."""
+def _derivatives(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Expected:
+    """A gradient times a derivative, which is a few roundings off its largest term: of most activations about 1."""
     precision = PRECISION[result_dtype(op, args, kwargs)]
     g, x, *_ = wide = [in_float64(np.asarray(a)) for a in args]
     largest = g * {"SigmoidGrad": np.abs(x) + x * x, "TanhGrad": 1 + x * x}.get(op.name, 1.0)
@@ -204,14 +204,14 @@ def _permuted_mat_mul_norm(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 
 EXPECTED: dict[str, Callable[..., Expected]] = {
     "ReluGrad": _exact,
-    "LeakyReluGrad": _slopes,
-    "SigmoidGrad": _slopes,
-    "TanhGrad": _slopes,
-    "GeluGrad": _slopes,
-    "FastGeluGrad": _slopes,
-    "QuickGeluGrad": _slopes,
-    "BiasGeluGrad_dX": _slopes,
-    "BiasFastGeluGrad_dX": _slopes,
+    "LeakyReluGrad": _derivatives,
+    "SigmoidGrad": _derivatives,
+    "TanhGrad": _derivatives,
+    "GeluGrad": _derivatives,
+    "FastGeluGrad": _derivatives,
+    "QuickGeluGrad": _derivatives,
+    "BiasGeluGrad_dX": _derivatives,
+    "BiasFastGeluGrad_dX": _derivatives,
     "DropoutGrad": _exact,
     "LayerNormalizationGrad": _layer_normalization,
     "SimplifiedLayerNormalizationGrad": _layer_normalization,

@@ -99,8 +99,8 @@ def of_probabilities(operator, case, name):
     return 8 * np.finfo(given["log_prob"].dtype).eps * each
 
 
-def of_slopes(operator, case, name):
-    """Roundings of dY · slope: the peer has float32 constants, and multiplies X by a rounded s · (1 - s)."""
+def of_derivatives(operator, case, name):
+    """Roundings of dY · derivative: the peer has float32 constants, and multiplies X by a rounded s · (1 - s)."""
     dY, X, *_ = arrays(operator, case["inputs"]).values()
     reach = 1 + np.abs(X.astype(np.float32)) if X.dtype != np.bool_ else 1
     return 8 * max(np.finfo(dY.dtype).eps, np.finfo(np.float32).eps) * np.abs(dY) * reach
@@ -119,15 +119,15 @@ def of_products(operator, case, name):
 ALLOWED = {
     "ConvGrad": of_products,
     "ReluGrad": no_difference,
-    "LeakyReluGrad": of_slopes,
-    "SigmoidGrad": of_slopes,
-    "TanhGrad": of_slopes,
-    "GeluGrad": of_slopes,
-    "FastGeluGrad": of_slopes,
-    "QuickGeluGrad": of_slopes,
-    "BiasGeluGrad_dX": of_slopes,
-    "BiasFastGeluGrad_dX": of_slopes,
-    "DropoutGrad": of_slopes,
+    "LeakyReluGrad": of_derivatives,
+    "SigmoidGrad": of_derivatives,
+    "TanhGrad": of_derivatives,
+    "GeluGrad": of_derivatives,
+    "FastGeluGrad": of_derivatives,
+    "QuickGeluGrad": of_derivatives,
+    "BiasGeluGrad_dX": of_derivatives,
+    "BiasFastGeluGrad_dX": of_derivatives,
+    "DropoutGrad": of_derivatives,
     "BroadcastGradientArgs": no_difference,
     "SliceGrad": no_difference,
     "GatherGrad": of_gathered_sums,

@@ -37,7 +37,7 @@ def test_any_numbers(op, data):
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 2.0, -0.5])
-def test_leaky_slopes(alpha):
+def test_any_alpha(alpha):
     check(leaky_relu_grad, *arrays((40, 50)), alpha=alpha)
     check(leaky_relu_grad, *arrays((40, 50), np.float64), alpha=alpha)
 

@@ -1,4 +1,4 @@
-"""The gradients of the Gelu family against their definitions, PyTorch, exact slopes, and their error sentences."""
+"""The gradients of the Gelu family against their definitions, PyTorch, exact derivatives, and their error sentences."""
 
 import mpmath
 import numpy as np
@@ -69,7 +69,7 @@ def test_layouts(op, layout):
         check(op, *(layouts(a)[layout] if i == k else a for i, a in enumerate(given)))
 
 
-def exact_slope(op, x):
+def exact_derivative(op, x):
     """From the formula, with 50 digits."""
     with mpmath.workdps(50):
         x = mpmath.mpf(float(x))
@@ -88,7 +88,7 @@ def exact_slope(op, x):
 def test_exact_to_a_few_roundings(op, dtype):
     """2 ulp of 1, wherever x is."""
     x = np.concatenate([np.linspace(-14, 14, 701), [-40, 40, 1e-30, -1e-30, 0, 1e30, -1e30]]).astype(dtype)
-    exact = [exact_slope(op, n) if abs(n) < 100 else mpmath.mpf(int(n > 0)) for n in x]
+    exact = [exact_derivative(op, n) if abs(n) < 100 else mpmath.mpf(int(n > 0)) for n in x]
     for found in (call(op, np.ones_like(x), x), op.definition(np.ones_like(x), x)):
         apart = [abs(mpmath.mpf(float(a)) - b) for a, b in zip(found, exact, strict=True)]
         assert float(max(apart)) <= 2 * np.finfo(dtype).eps
@@ -102,7 +102,7 @@ def test_what_is_left_far_below_zero_is_right(op, dtype):
     x = np.linspace(-7, -2, 200).astype(dtype)
     found = call(op, np.ones_like(x), x)
     for a, n in zip(found, x, strict=True):
-        exact = exact_slope(op, n)
+        exact = exact_derivative(op, n)
         assert abs(float((mpmath.mpf(float(a)) - exact) / exact)) < 50 * np.finfo(dtype).eps
 
 

@@ -28,7 +28,7 @@ def test_activation(name, attributes):
 
 
 @pytest.mark.parametrize("alpha", [0.3, 0.0, -0.5])
-def test_leaky_relu_with_any_slope(alpha):
+def test_leaky_relu_with_any_alpha(alpha):
     check_rule("LeakyRelu", ANY, alpha=alpha)
 
 

@@ -1,7 +1,7 @@
-"""The gradients of the Gelu family on the CPU: one pass, in which every slope takes one exponential and one division.
+"""The gradients of the Gelu family on the CPU: one pass, with one exponential and one division for every element.
 
-Each of these slopes adds up to 1 with the one at -x. So what is computed is the slope at -|x|, which fades away like an
-exponential and loses nothing when it does; at |x| it is taken from 1.
+A derivative at x and the one at -x add up to 1. So the kernels compute the derivative at -|x|, which decays like an
+exponential without cancellation; at |x| it is subtracted from 1.
 """
 
 from typing import Any
@@ -58,7 +58,7 @@ def _gelu(dY: Array, X: Array, dX: Array, scheduler: int) -> None:
 @native
 def _gelu_some(task: int, dY: Array, X: Array, dX: Array) -> None:
     for i in range(task * TASK, min(dX.size, (task + 1) * TASK)):
-        store(dX, i, load(dY, i) * _gelu_slope(load(X, i)))
+        store(dX, i, load(dY, i) * _gelu_derivative(load(X, i)))
 
 
 @native
@@ -69,7 +69,7 @@ def _fast_gelu(dY: Array, X: Array, dX: Array, scheduler: int) -> None:
 @native
 def _fast_gelu_some(task: int, dY: Array, X: Array, dX: Array) -> None:
     for i in range(task * TASK, min(dX.size, (task + 1) * TASK)):
-        store(dX, i, load(dY, i) * _fast_gelu_slope(load(X, i)))
+        store(dX, i, load(dY, i) * _fast_gelu_derivative(load(X, i)))
 
 
 @native
@@ -82,7 +82,7 @@ def _quick_gelu_some(task: int, dY: Array, X: Array, dX: Array, steepness: Array
     alpha = steepness[0]
     for i in range(task * TASK, min(dX.size, (task + 1) * TASK)):
         x = load(X, i)
-        store(dX, i, load(dY, i) * _swish_slope(x * alpha, abs(x)))
+        store(dX, i, load(dY, i) * _swish_derivative(x * alpha, abs(x)))
 
 
 @native
@@ -97,7 +97,7 @@ def _bias_gelu_some(task: int, dY: Array, X: Array, B: Array, dX: Array) -> None
         column = at % B.size
         count = min(B.size - column, end - at)
         for i in range(count):
-            store(dX, at + i, load(dY, at + i) * _gelu_slope(load(X, at + i) + load(B, column + i)))
+            store(dX, at + i, load(dY, at + i) * _gelu_derivative(load(X, at + i) + load(B, column + i)))
         at += count
 
 
@@ -113,12 +113,12 @@ def _bias_fast_gelu_some(task: int, dY: Array, X: Array, B: Array, dX: Array) ->
         column = at % B.size
         count = min(B.size - column, end - at)
         for i in range(count):
-            store(dX, at + i, load(dY, at + i) * _fast_gelu_slope(load(X, at + i) + load(B, column + i)))
+            store(dX, at + i, load(dY, at + i) * _fast_gelu_derivative(load(X, at + i) + load(B, column + i)))
         at += count
 
 
 @inlined
-def _gelu_slope(x: float) -> float:
+def _gelu_derivative(x: float) -> float:
     """Φ(x) + x · φ(x), with Φ the normal distribution and φ its density."""
     number, t = type(x), abs(x)
     below = exp(number(-0.5) * t * t) * _shape_of_tail(t)
@@ -127,8 +127,8 @@ def _gelu_slope(x: float) -> float:
 
 
 @inlined
-def _fast_gelu_slope(x: float) -> float:
-    """The slope of x · sigmoid(z) with z = 2 · SCALE · (x + CUBIC · x³)."""
+def _fast_gelu_derivative(x: float) -> float:
+    """The derivative of x · sigmoid(z) with z = 2 · SCALE · (x + CUBIC · x³)."""
     number, t = type(x), abs(x)
     square = t * t
     z = t * (number(2 * SCALE) + number(2 * SCALE * CUBIC) * square)
@@ -138,8 +138,8 @@ def _fast_gelu_slope(x: float) -> float:
 
 
 @inlined
-def _swish_slope(z: float, t: float) -> float:
-    """The slope of x · sigmoid(z) where z is proportional to x; t is |x|."""
+def _swish_derivative(z: float, t: float) -> float:
+    """The derivative of x · sigmoid(z) where z is proportional to x; t is |x|."""
     number = type(z)
     below = _sigmoid_tail(abs(z), abs(z), t)
     return below if z < number(0) else number(1) - below
@@ -155,12 +155,12 @@ def _sigmoid_tail(z: float, growth: float, t: float) -> float:
 
 
 def _end_of_tail(t: float) -> float:
-    """Where nothing is left of the slope at -t."""
+    """Where nothing is left of the derivative at -t."""
     raise NotImplementedError("for compiled code only")
 
 
 def _shape_of_tail(t: float) -> float:
-    """The slope at -t divided by exp(-t² / 2)."""
+    """The derivative at -t divided by exp(-t² / 2)."""
     raise NotImplementedError("for compiled code only")
 
 

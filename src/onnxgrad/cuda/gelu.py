@@ -58,20 +58,22 @@ def _some(
         x += tl.load(B + at % columns, here, other=0).to(WORK)
     if NAME == "Gelu":
         u = x * 0.7071067811865476
-        slope = (0.5 + 0.5 * tl.math.erf(u)) + u * tl.exp(-u * u) * 0.5641895835477563
+        derivative = (0.5 + 0.5 * tl.math.erf(u)) + u * tl.exp(-u * u) * 0.5641895835477563
     elif NAME == "FastGelu":
         square = x * x
-        slope = _swish_slope(x, x * (2 * SCALE + 2 * SCALE * CUBIC * square), 2 * SCALE + 6 * SCALE * CUBIC * square)
+        derivative = _swish_derivative(
+            x, x * (2 * SCALE + 2 * SCALE * CUBIC * square), 2 * SCALE + 6 * SCALE * CUBIC * square
+        )
     else:
         tl.static_assert(NAME == "QuickGelu")
         steepness = float_of(alpha, WORK)
-        slope = _swish_slope(x, x * steepness, steepness)
-    tl.store(dX + at, to_type(g * slope, dX.dtype.element_ty), here)
+        derivative = _swish_derivative(x, x * steepness, steepness)
+    tl.store(dX + at, to_type(g * derivative, dX.dtype.element_ty), here)
 
 
 @triton.jit
-def _swish_slope(x, z, growth):
-    """The slope of x · sigmoid(z), growth being dz/dx."""
+def _swish_derivative(x, z, growth):
+    """The derivative of x · sigmoid(z), growth being dz/dx."""
     e = tl.exp(-tl.abs(z))  # never overflows
     above = 1 / (1 + e)
     below = e * above

@@ -12,11 +12,11 @@ from onnxgrad.ops.gelu import CUBIC, SCALE, TAIL
 def gelu_grad(o: Body, dY: Value, X: Value, B: Value | None = None) -> list[Value]:
     """onnxruntime has no Erf for float64, and onnx.reference computes it in float32: there a polynomial serves."""
 
-    def compute(kind: int, slope: Callable[[Body, Value], Value]) -> list[Value]:
+    def compute(kind: int, derivative: Callable[[Body, Value], Value]) -> list[Value]:
         x = o.Cast(X, to=kind)
         if B is not None:
             x = x + o.Cast(B, to=kind)
-        return [o.CastLike(o.Cast(dY, to=kind) * slope(o, x), dY)]
+        return [o.CastLike(o.Cast(dY, to=kind) * derivative(o, x), dY)]
 
     fine = 1 + 2**-40  # takes 41 bits
     is_double = o.Cast(o.like(fine, dY), to=TensorProto.DOUBLE).equals(fine)

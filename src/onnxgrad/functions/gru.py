@@ -11,12 +11,12 @@ from onnxgrad.functions.recurrent import (
     alive_rows,
     apply,
     clamp,
+    derivative,
     for_all_steps,
     in_reverse,
     padded,
     pick,
     plus,
-    slope,
     transposed,
 )
 from onnxgrad.ops.families.activations import Chosen, choose
@@ -251,9 +251,9 @@ def _backward(
     Wd, (Rzr, Rh) = pick(o, W, d), _weights(o, R, d, sizes)
     biases = tuple(for_all_steps(o, b) for b in _biases(o, B, d, sizes))
     # δz = G∘of_z, δh = G∘of_h, δr = δh∘of_r or (δh Rh)∘of_r: only what needs G is left for the loop.
-    of_z, of_h = (state - h) * slope(o, f, z), (1.0 - z) * slope(o, g, h)
+    of_z, of_h = (state - h) * derivative(o, f, z), (1.0 - z) * derivative(o, g, h)
     candidate = plus(state @ transposed(o, Rh), biases[2] if biases else None) if linear else state
-    of_r = candidate * slope(o, f, r)
+    of_r = candidate * derivative(o, f, r)
     if settings.clip is not None:
         before = plus(x @ transposed(o, Wd), biases[0] if biases else None)
         inner_zr, inner_h, _ = _preactivations(o, before, state, (Rzr, Rh), biases, f, sizes, settings)

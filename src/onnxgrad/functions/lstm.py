@@ -11,12 +11,12 @@ from onnxgrad.functions.recurrent import (
     alive_rows,
     apply,
     clamp,
+    derivative,
     for_all_steps,
     in_reverse,
     padded,
     pick,
     plus,
-    slope,
     transposed,
 )
 from onnxgrad.ops.families.activations import Chosen, choose
@@ -250,10 +250,10 @@ def _backward(
 
     # δo = G∘of_o and so on: only what needs the gradients G and Gc of state and cell is left for the loop.
     shown = apply(o, h, new_cell)
-    of_o, of_cell = shown * slope(o, f, gate_o), gate_o * slope(o, h, shown)
-    of_i = (candidate - cell if settings.input_forget else candidate) * slope(o, f, gate_i)
-    of_f = o.fill(0, o.Shape(cell), cell) if settings.input_forget else cell * slope(o, f, gate_f)
-    of_c = gate_i * slope(o, g, candidate)
+    of_o, of_cell = shown * derivative(o, f, gate_o), gate_o * derivative(o, h, shown)
+    of_i = (candidate - cell if settings.input_forget else candidate) * derivative(o, f, gate_i)
+    of_f = o.fill(0, o.Shape(cell), cell) if settings.input_forget else cell * derivative(o, f, gate_f)
+    of_c = gate_i * derivative(o, g, candidate)
     if settings.clip is not None:
         before = plus(x @ transposed(o, Wd), _bias(o, B, d, sizes)) + state @ transposed(o, Rd)
         inner = _split(o, before, 4, sizes)

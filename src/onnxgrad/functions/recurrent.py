@@ -50,7 +50,7 @@ FUNCTIONS: dict[str, Callable[[Body, Value, float, float], Value]] = {
     "ThresholdedRelu": lambda o, x, a, b: o.Where(x > a, x, o.like(0.0, x)),
     "Affine": lambda o, x, a, b: x * a + b,
 }
-SLOPES: dict[str, Callable[[Body, Value, float, float], Value]] = {
+DERIVATIVES: dict[str, Callable[[Body, Value, float, float], Value]] = {
     "Sigmoid": lambda o, y, a, b: y * (1.0 - y),
     "Tanh": lambda o, y, a, b: 1.0 - y * y,
     "Relu": lambda o, y, a, b: o.CastLike(y > 0.0, y),
@@ -75,9 +75,9 @@ def apply(o: Body, chosen: Chosen, x: Value) -> Value:
     return FUNCTIONS[chosen.name](o, x, chosen.alpha, chosen.beta)
 
 
-def slope(o: Body, chosen: Chosen, y: Value) -> Value:
-    """The activation's slope where it gave y."""
-    return SLOPES[chosen.name](o, y, chosen.alpha, chosen.beta)
+def derivative(o: Body, chosen: Chosen, y: Value) -> Value:
+    """The activation's derivative where it gave y."""
+    return DERIVATIVES[chosen.name](o, y, chosen.alpha, chosen.beta)
 
 
 def pick(o: Body, x: Value, d: int, axis: int = 0) -> Value:

@@ -8,12 +8,12 @@ from onnxgrad.functions.body import Body, Value
 from onnxgrad.functions.recurrent import (
     Cast,
     alive_rows,
+    derivative,
     for_all_steps,
     in_reverse,
     padded,
     pick,
     plus,
-    slope,
     transposed,
 )
 from onnxgrad.ops.families.activations import Chosen, choose
@@ -102,7 +102,7 @@ def _backward(
     before = o.Where(ran, o.slice(padded(o, states), 1), zeros if Ht0 is None else pick(o, Ht0, d))
     state = o.Where(alive, before, zero)
     Wd, Rd = pick(o, W, d), pick(o, R, d)
-    factor = slope(o, activation, o.Where(alive, states, zero))
+    factor = derivative(o, activation, o.Where(alive, states, zero))
     if clip is not None:
         bias = None
         if B is not None:

@@ -14,9 +14,9 @@ from onnxgrad.tensor_types import Array, T
 # FastGelu(x) = x/2 · (1 + tanh(SCALE · (x + CUBIC · x³)))
 SCALE, CUBIC = math.sqrt(2 / math.pi), 0.044715
 
-# The slope of Gelu at -t, divided by exp(-t² / 2) · (1 + t / 4): a polynomial of w = (t - 4) / (t + 4), the highest
-# power first. So t from 0 to 38, where nothing is left of the slope, is w from -1 to below 1, and between these the
-# function is smooth. Interpolated in Chebyshev's nodes, it is off by at most 1e-17.
+# The derivative of Gelu at -t over exp(-t² / 2) · (1 + t / 4), as a polynomial of w = (t - 4) / (t + 4), the highest
+# power first. t runs from 0 to 38, where the derivative underflows, so w runs from -1 to below 1; the function between
+# is smooth. Interpolated in Chebyshev's nodes, it is off by at most 1e-17.
 TAIL = (
     9.961237467139309e-11, -6.64102623231548e-10, -3.63490211446792e-09, 1.1439237503767686e-09,
     2.793765503562688e-08, 2.0189951992750128e-08, -1.4744310053070005e-07, -2.2705715449941025e-07,
@@ -44,33 +44,33 @@ def _shape_rule_with_bias(dY: Known, X: Known, B: Known) -> tuple[Dim, ...] | No
     return (*dims[:-1], B.dims[0] if dims[-1] is None else dims[-1])
 
 
-def _product(dY: Array, slope: Callable[..., Any], *inputs: Array) -> Any:
-    """dY · slope(sum of the inputs), rounded once."""
-    with np.errstate(invalid="ignore", over="ignore"):  # an infinite x has no slope; x³ may overflow, with no harm
+def _product(dY: Array, derivative: Callable[..., Any], *inputs: Array) -> Any:
+    """dY · derivative(sum of the inputs), rounded once."""
+    with np.errstate(invalid="ignore", over="ignore"):  # an infinite x has no derivative; x³ may overflow, with no harm
         x = sum(i.astype(np.float64) for i in inputs)
-        return (dY.astype(np.float64) * slope(x)).astype(dY.dtype)
+        return (dY.astype(np.float64) * derivative(x)).astype(dY.dtype)
 
 
-def _gelu_slope(x: Array) -> Any:
+def _gelu_derivative(x: Array) -> Any:
     # Φ by erfc, which loses nothing for negative x.
     below = np.vectorize(math.erfc, otypes=[np.float64])(-x * math.sqrt(0.5)) / 2
     return below + x * np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
 
 
-def _swish_slope(x: Array, z: Array, growth: Array) -> Any:
-    """The slope of x · sigmoid(z), growth being x · dz/dx."""
+def _swish_derivative(x: Array, z: Array, growth: Array) -> Any:
+    """The derivative of x · sigmoid(z), growth being x · dz/dx."""
     e = np.exp(-np.abs(z))  # never overflows
     above, below = 1 / (1 + e), e / (1 + e)
     faded = np.isinf(growth) & np.isfinite(x)  # where below is 0
     return np.where(z < 0, below, above) + np.where(faded, 0, growth) * above * below
 
 
-def _fast_gelu_slope(x: Array) -> Any:
-    return _swish_slope(x, 2 * SCALE * (x + CUBIC * x**3), 2 * SCALE * (x + 3 * CUBIC * x**3))
+def _fast_gelu_derivative(x: Array) -> Any:
+    return _swish_derivative(x, 2 * SCALE * (x + CUBIC * x**3), 2 * SCALE * (x + 3 * CUBIC * x**3))
 
 
-def _quick_gelu_slope(x: Array, alpha: float) -> Any:
-    return _swish_slope(x, alpha * x, alpha * x)
+def _quick_gelu_derivative(x: Array, alpha: float) -> Any:
+    return _swish_derivative(x, alpha * x, alpha * x)
 
 
 @op("GeluGrad", outputs="dX", shape=_shape_rule)
@@ -79,17 +79,17 @@ def gelu_grad(dY: T, X: T) -> T:
 
     float16 and bfloat16 compute in float32 and round once.
     """
-    dX: T = _product(dY, _gelu_slope, X)
+    dX: T = _product(dY, _gelu_derivative, X)
     return dX
 
 
 @op("FastGeluGrad", outputs="dX", shape=_shape_rule)
 def fast_gelu_grad(dY: T, X: T) -> T:
-    """Gradient of FastGelu, Y = X/2 · (1 + tanh(√(2/π) · (X + 0.044715 · X³))): dX = dY times its slope.
+    """Gradient of FastGelu, Y = X/2 · (1 + tanh(√(2/π) · (X + 0.044715 · X³))): dX = dY times its derivative.
 
     float16 and bfloat16 compute in float32 and round once.
     """
-    dX: T = _product(dY, _fast_gelu_slope, X)
+    dX: T = _product(dY, _fast_gelu_derivative, X)
     return dX
 
 
@@ -103,7 +103,7 @@ def quick_gelu_grad(dY: T, X: T, alpha: float = 1.702) -> T:
 
     float16 and bfloat16 compute in float32 and round once.
     """
-    dX: T = _product(dY, lambda x: _quick_gelu_slope(x, alpha), X)
+    dX: T = _product(dY, lambda x: _quick_gelu_derivative(x, alpha), X)
     return dX
 
 
@@ -113,7 +113,7 @@ def bias_gelu_grad_dx(dY: T, X: T, B: T) -> T:
 
     float16 and bfloat16 compute in float32 and round once.
     """
-    dX: T = _product(dY, _gelu_slope, X, B)
+    dX: T = _product(dY, _gelu_derivative, X, B)
     return dX
 
 
@@ -123,5 +123,5 @@ def bias_fast_gelu_grad_dx(dY: T, X: T, B: T) -> T:
 
     float16 and bfloat16 compute in float32 and round once.
     """
-    dX: T = _product(dY, _fast_gelu_slope, X, B)
+    dX: T = _product(dY, _fast_gelu_derivative, X, B)
     return dX

@@ -207,10 +207,10 @@ def gru_grad(
             if clip is not None:
                 inner = _preactivations(x.astype(X.dtype), W[d], R[d], B, d, state, f, clip, linear_before_reset)
                 within = [(np.abs(x) <= clip).astype(work) for x in inner]
-            δz = through * (state - h) * f.slope(z) * within[0]
-            δh = through * (1 - z) * g.slope(h) * within[2]
+            δz = through * (state - h) * f.derivative(z) * within[0]
+            δh = through * (1 - z) * g.derivative(h) * within[2]
             dr = δh * (state @ Rh.T + Rbh) if linear_before_reset else (δh @ Rh) * state
-            δr = dr * f.slope(r) * within[1]
+            δr = dr * f.derivative(r) * within[1]
             # What reaches the previous state through Rh: of the product r∘Hp, or of Hp under r.
             δhr = δh * r if linear_before_reset else δh
             δ = np.where(alive, np.concatenate([δz, δr, δh], axis=1), 0)

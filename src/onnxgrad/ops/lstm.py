@@ -240,11 +240,11 @@ def lstm_grad(
                 peeping = (Pi * cell, Po * new_cell, Pf * cell, 0)
                 within = [(np.abs(a + p) <= clip).astype(work) for a, p in zip(inner, peeping, strict=True)]
             shown = h(new_cell)
-            δo = through * shown * f.slope(gate_o) * within[1]
-            to_cell = np.where(alive, Gc, 0) + through * gate_o * h.slope(shown) + δo * Po
-            δi = to_cell * (candidate - cell if input_forget else candidate) * f.slope(gate_i) * within[0]
-            δf = np.zeros_like(δi) if input_forget else to_cell * cell * f.slope(gate_f) * within[2]
-            δc = to_cell * gate_i * g.slope(candidate) * within[3]
+            δo = through * shown * f.derivative(gate_o) * within[1]
+            to_cell = np.where(alive, Gc, 0) + through * gate_o * h.derivative(shown) + δo * Po
+            δi = to_cell * (candidate - cell if input_forget else candidate) * f.derivative(gate_i) * within[0]
+            δf = np.zeros_like(δi) if input_forget else to_cell * cell * f.derivative(gate_f) * within[2]
+            δc = to_cell * gate_i * g.derivative(candidate) * within[3]
             δi, δo, δf, δc = (np.where(alive, part, 0) for part in (δi, δo, δf, δc))
             δ = np.concatenate([δi, δo, δf, δc], axis=1)
             dX[t] += δ @ W[d].astype(work)

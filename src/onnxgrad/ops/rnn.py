@@ -101,7 +101,7 @@ def rnn_grad(
             x, y = np.where(alive, X[t].astype(work), 0), np.where(alive, HAll[t, d].astype(work), 0)
             state = np.where(alive, previous(HAll, first, lengths, t, d, backwards), 0)
             through = np.where(alive, G if dHAll is None else G + dHAll[t, d].astype(work), 0)
-            δ = through * chosen[d].slope(y)
+            δ = through * chosen[d].derivative(y)
             if clip is not None:
                 δ *= np.abs(x @ W[d].astype(work).T + state @ R[d].astype(work).T + bias) <= clip
             δ = np.where(alive, δ, 0)

@@ -31,12 +31,12 @@ vjp(
 )
 
 
-def _below_zero(X: Tensor, slope: Tensor, other: float) -> Tensor:
-    """One slope where X is not positive, another elsewhere."""
-    return op.Where(X > 0, other, slope)
+def _below_zero(X: Tensor, derivative: Tensor, other: float) -> Tensor:
+    """One derivative where X is not positive, another elsewhere."""
+    return op.Where(X > 0, other, derivative)
 
 
-# The slopes below zero come from the results, so nothing overflows and a second derivative is one of the operator.
+# The derivatives below zero come from the results, so nothing overflows and a second derivative is one of the operator.
 vjp("Elu", X=lambda g, n: g * _below_zero(n.X, n.Y + n.alpha, 1.0), doc="alpha at 0.")
 vjp("Celu", X=lambda g, n: g * _below_zero(n.X, n.Y / n.alpha + 1, 1.0))
 vjp("Selu", X=lambda g, n: g * _below_zero(n.X, n.Y + n.gamma * n.alpha, n.gamma), doc="gamma · alpha at 0.")

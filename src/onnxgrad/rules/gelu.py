@@ -26,15 +26,15 @@ vjp("QuickGelu", domain=DOMAIN, X=lambda g, n: op.QuickGeluGrad(g, n.X, alpha=n.
 vjp("Swish", X=lambda g, n: op.QuickGeluGrad(g, n.X, alpha=n.alpha))
 
 
-# How the slopes bend. Beyond the bounds nothing is left of that in any type, and no square overflows within them.
-def _gelu_bend(X: Tensor) -> Tensor:
+# Second derivatives. Beyond the bounds they are 0 in any type, and no square overflows within them.
+def _gelu_second_derivative(X: Tensor) -> Tensor:
     """φ(X) · (2 - X²), with φ the density of the normal distribution."""
     x = op.Clip(X, -38.0, 38.0)
     square = x * x
     return op.Exp(square * -0.5) * (2 - square) * (1 / math.sqrt(2 * math.pi))
 
 
-def _fast_gelu_bend(X: Tensor) -> Tensor:
+def _fast_gelu_second_derivative(X: Tensor) -> Tensor:
     """The second derivative of X · sigmoid(z), with z = 2 · SCALE · (X + CUBIC · X³)."""
     x = op.Clip(X, -12.0, 12.0)
     square = x * x
@@ -43,7 +43,7 @@ def _fast_gelu_bend(X: Tensor) -> Tensor:
     return s * (1 - s) * (dz * 2 + square * (12 * SCALE * CUBIC) + x * dz * dz * (1 - s * 2))
 
 
-def _quick_gelu_bend(X: Tensor, alpha: float) -> Tensor:
+def _quick_gelu_second_derivative(X: Tensor, alpha: float) -> Tensor:
     """The second derivative of X · sigmoid(alpha · X)."""
     z = op.Clip(X * alpha, -700.0, 700.0)
     s = op.Sigmoid(z)
@@ -51,30 +51,30 @@ def _quick_gelu_bend(X: Tensor, alpha: float) -> Tensor:
 
 
 def _bias_gelu_grad(g: Tensor, n: NodeView) -> Tensor:
-    return g * n.dY * _gelu_bend(n.X + n.B)
+    return g * n.dY * _gelu_second_derivative(n.X + n.B)
 
 
 def _bias_fast_gelu_grad(g: Tensor, n: NodeView) -> Tensor:
-    return g * n.dY * _fast_gelu_bend(n.X + n.B)
+    return g * n.dY * _fast_gelu_second_derivative(n.X + n.B)
 
 
 vjp(
     "GeluGrad",
     domain=DOMAIN,
     dY=lambda g, n: op.GeluGrad(g, n.X),
-    X=lambda g, n: g * n.dY * _gelu_bend(n.X),
+    X=lambda g, n: g * n.dY * _gelu_second_derivative(n.X),
 )
 vjp(
     "FastGeluGrad",
     domain=DOMAIN,
     dY=lambda g, n: op.FastGeluGrad(g, n.X),
-    X=lambda g, n: g * n.dY * _fast_gelu_bend(n.X),
+    X=lambda g, n: g * n.dY * _fast_gelu_second_derivative(n.X),
 )
 vjp(
     "QuickGeluGrad",
     domain=DOMAIN,
     dY=lambda g, n: op.QuickGeluGrad(g, n.X, alpha=n.alpha),
-    X=lambda g, n: g * n.dY * _quick_gelu_bend(n.X, n.alpha),
+    X=lambda g, n: g * n.dY * _quick_gelu_second_derivative(n.X, n.alpha),
 )
 vjp(
     "BiasGeluGrad_dX",

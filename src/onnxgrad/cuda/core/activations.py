@@ -1,4 +1,4 @@
-"""Activation functions of recurrent operators, and their slopes, in Triton: exact to a few roundings in any type."""
+"""Activation functions of recurrent operators and their derivatives in Triton: exact to a few roundings in any type."""
 
 import triton
 import triton.language as tl
@@ -80,7 +80,7 @@ def activate(NAME: tl.constexpr, x, alpha, beta):
 
 
 @triton.jit
-def slope(NAME: tl.constexpr, y, alpha, beta):
+def derivative(NAME: tl.constexpr, y, alpha, beta):
     """dy/dx, read off the result y; at a kink the choices of onnxgrad.activations."""
     if NAME == "Sigmoid":
         d = y * (1 - y)

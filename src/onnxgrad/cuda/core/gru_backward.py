@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from onnxgrad.cuda.core.activations import slope
+from onnxgrad.cuda.core.activations import derivative
 from onnxgrad.cuda.core.grid import tile_of, wait_for_all
 from onnxgrad.cuda.core.gru_forward import product, reaches
 from onnxgrad.cuda.core.launch import float_of
@@ -48,8 +48,8 @@ def walk_back(
             side = (t * batch + row)[:, None] * hidden + column[None, :]
             at = (t * batch + row)[:, None] * width + column[None, :]
             state = tl.load(previous + side, alive, other=0)
-            δz = flow * (state - h) * slope(F, z, f_alpha, f_beta)
-            δh = flow * (1 - z) * slope(G, h, g_alpha, g_beta)
+            δz = flow * (state - h) * derivative(F, z, f_alpha, f_beta)
+            δh = flow * (1 - z) * derivative(G, h, g_alpha, g_beta)
             if CLIPS:
                 δz *= tl.load(within + at, inside, other=0)
                 δh *= tl.load(within + at + 2 * hidden, inside, other=0)
@@ -58,7 +58,7 @@ def walk_back(
             tl.store(deltas + at + 2 * hidden, δh, inside)
             tl.store(gradient + own, tl.where(alive, flow * z, through), inside)
             if LINEAR_BEFORE_RESET:
-                δr = δh * tl.load(aside + side, inside, other=0) * slope(F, r, f_alpha, f_beta)
+                δr = δh * tl.load(aside + side, inside, other=0) * derivative(F, r, f_alpha, f_beta)
                 if CLIPS:
                     δr *= tl.load(within + at + hidden, inside, other=0)
                 tl.store(deltas + at + hidden, tl.where(alive, δr, 0), inside)
@@ -80,7 +80,7 @@ def walk_back(
                 side = (t * batch + row)[:, None] * hidden + column[None, :]
                 at = (t * batch + row)[:, None] * width + column[None, :]
                 state = tl.load(previous + side, alive, other=0)
-                δr = flow * state * slope(F, r, f_alpha, f_beta)
+                δr = flow * state * derivative(F, r, f_alpha, f_beta)
                 if CLIPS:
                     δr *= tl.load(within + at + hidden, inside, other=0)
                 tl.store(deltas + at + hidden, tl.where(alive, δr, 0), inside)

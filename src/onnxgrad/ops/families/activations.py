@@ -10,10 +10,10 @@ from onnxgrad.tensor_types import Array
 
 @dataclass(frozen=True)
 class Activation:
-    """y = function(x, alpha, beta), and dy/dx = slope(y, alpha, beta): read off the result, which is what is kept."""
+    """y = function(x, alpha, beta) and dy/dx = derivative(y, alpha, beta), computed from the result, which is kept."""
 
     function: Callable[[Array, float, float], Array]
-    slope: Callable[[Array, float, float], Array]
+    derivative: Callable[[Array, float, float], Array]
     alpha: float | None = None  # the default; None: the function has no such parameter
     beta: float | None = None
 
@@ -23,11 +23,11 @@ def _sigmoid(x: Array) -> Array:
     return np.where(x >= 0, 1 / (1 + e), e / (1 + e))
 
 
-def _scaled_tanh_slope(y: Array, a: float, b: float) -> Array:
+def _scaled_tanh_derivative(y: Array, a: float, b: float) -> Array:
     return b * (a - y * y / a) if a != 0 else np.zeros_like(y)
 
 
-# At a kink the slope is PyTorch's: 0 for Relu, HardSigmoid and ThresholdedRelu, alpha for LeakyRelu and Elu.
+# At a kink the derivative is PyTorch's: 0 for Relu, HardSigmoid and ThresholdedRelu, alpha for LeakyRelu and Elu.
 ACTIVATIONS: dict[str, Activation] = {
     "Sigmoid": Activation(lambda x, a, b: _sigmoid(x), lambda y, a, b: y * (1 - y)),
     "Tanh": Activation(lambda x, a, b: np.tanh(x), lambda y, a, b: 1 - y * y),
@@ -38,7 +38,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "LeakyRelu": Activation(
         lambda x, a, b: np.where(x > 0, x, a * x), lambda y, a, b: np.where(y > 0, 1.0, a), alpha=0.01
     ),
-    "ScaledTanh": Activation(lambda x, a, b: a * np.tanh(b * x), _scaled_tanh_slope, alpha=1.0, beta=1.0),
+    "ScaledTanh": Activation(lambda x, a, b: a * np.tanh(b * x), _scaled_tanh_derivative, alpha=1.0, beta=1.0),
     "Elu": Activation(
         lambda x, a, b: np.where(x > 0, x, a * np.expm1(np.minimum(x, 0))),
         lambda y, a, b: np.where(y > 0, 1.0, y + a),
@@ -67,8 +67,8 @@ class Chosen:
     def __call__(self, x: Array) -> Array:
         return ACTIVATIONS[self.name].function(x, self.alpha, self.beta).astype(x.dtype)
 
-    def slope(self, y: Array) -> Array:
-        return ACTIVATIONS[self.name].slope(y, self.alpha, self.beta).astype(y.dtype)
+    def derivative(self, y: Array) -> Array:
+        return ACTIVATIONS[self.name].derivative(y, self.alpha, self.beta).astype(y.dtype)
 
 
 def choose(

@@ -188,10 +188,10 @@ def activate(code: int, alpha: float, beta: float, values: Array, start: int, co
 
 
 @native
-def times_slope(
+def times_derivative(
     code: int, alpha: float, beta: float, results: Array, at: int, gradients: Array, start: int, count: int
 ) -> None:
-    """gradients[start + i] *= the activation's slope where it gave results[at + i]."""
+    """gradients[start + i] *= the activation's derivative where it gave results[at + i]."""
     one, a, b = gradients.dtype.type(1), gradients.dtype.type(alpha), gradients.dtype.type(beta)
     nil = gradients.dtype.type(0)
     if code == SIGMOID:
@@ -226,8 +226,8 @@ def times_slope(
             store(gradients, start + i, load(gradients, start + i) * (away * away))
     elif code == SOFTPLUS:
         for i in range(count):
-            slope = gradients.dtype.type(-math.expm1(-load(results, at + i)))
-            store(gradients, start + i, load(gradients, start + i) * slope)
+            derivative = gradients.dtype.type(-math.expm1(-load(results, at + i)))
+            store(gradients, start + i, load(gradients, start + i) * derivative)
     elif code == THRESHOLDED_RELU:
         for i in range(count):
             y = load(results, at + i)

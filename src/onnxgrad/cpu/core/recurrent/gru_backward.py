@@ -12,7 +12,7 @@ from onnxgrad.cpu.core.jit import int64, native
 from onnxgrad.cpu.core.matmul.microkernel import aligned, multiply, packed_matrix
 from onnxgrad.cpu.core.matmul.outer import ZERO_ROW, column_sums, gather_row
 from onnxgrad.cpu.core.parallel import parallel
-from onnxgrad.cpu.core.recurrent.activations import times_slope
+from onnxgrad.cpu.core.recurrent.activations import times_derivative
 from onnxgrad.cpu.core.recurrent.gru_forward import bad_length, input_bias, pack_transposed, project
 from onnxgrad.cpu.core.recurrent.gru_weights import weight_gradients
 from onnxgrad.cpu.core.recurrent.projections import previous_rows
@@ -162,8 +162,8 @@ def _walk_back(
                 store(deltas, δz + j, through * (load(before, own + j) - load(gates, h + j)))
                 store(deltas, δh + j, through * (one - kept))
                 store(G, own + j, through * kept)
-            times_slope(codes[f], parameters[f, 0], parameters[f, 1], gates, z, deltas, δz, hidden)
-            times_slope(codes[g], parameters[g, 0], parameters[g, 1], gates, h, deltas, δh, hidden)
+            times_derivative(codes[f], parameters[f, 0], parameters[f, 1], gates, z, deltas, δz, hidden)
+            times_derivative(codes[g], parameters[g, 0], parameters[g, 1], gates, h, deltas, δh, hidden)
             if clip > 0:
                 for j in range(hidden):
                     store(deltas, δz + j, load(deltas, δz + j) * load(within, i * 3 * hidden + j))
@@ -201,7 +201,7 @@ def _walk_back(
                     store(deltas, δr + j, flow * state)
                     store(aside, side + own + j, reset * state)
                     store(G, own + j, load(G, own + j) + flow * reset)
-            times_slope(codes[f], parameters[f, 0], parameters[f, 1], gates, r, deltas, δr, hidden)
+            times_derivative(codes[f], parameters[f, 0], parameters[f, 1], gates, r, deltas, δr, hidden)
             if clip > 0:
                 for j in range(hidden):
                     store(deltas, δr + j, load(deltas, δr + j) * load(within, i * 3 * hidden + hidden + j))

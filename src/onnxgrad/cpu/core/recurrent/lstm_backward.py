@@ -10,7 +10,7 @@ from onnxgrad.cpu.core.jit import int64, native
 from onnxgrad.cpu.core.matmul.microkernel import aligned, multiply, packed_matrix
 from onnxgrad.cpu.core.matmul.outer import DEPTH, ZERO_ROW, gather_row
 from onnxgrad.cpu.core.parallel import parallel
-from onnxgrad.cpu.core.recurrent.activations import activate, times_slope
+from onnxgrad.cpu.core.recurrent.activations import activate, times_derivative
 from onnxgrad.cpu.core.recurrent.gru_forward import bad_length
 from onnxgrad.cpu.core.recurrent.lstm_forward import add_peephole
 from onnxgrad.cpu.core.recurrent.projections import (
@@ -112,8 +112,8 @@ def _walk_back(
                 through = load(G, at + j)
                 store(deltas, δo + j, through * load(shown, j))
                 store(flow, j, through * load(gates, gate_o + j))
-            times_slope(codes[f], parameters[f, 0], parameters[f, 1], gates, gate_o, deltas, δo, hidden)
-            times_slope(codes[h], parameters[h, 0], parameters[h, 1], shown, origin, flow, origin, hidden)
+            times_derivative(codes[f], parameters[f, 0], parameters[f, 1], gates, gate_o, deltas, δo, hidden)
+            times_derivative(codes[h], parameters[h, 0], parameters[h, 1], shown, origin, flow, origin, hidden)
             if clip > 0:
                 for j in range(hidden):
                     store(deltas, δo + j, load(deltas, δo + j) * load(within, i * width + hidden + j))
@@ -127,12 +127,12 @@ def _walk_back(
                 store(deltas, δf + j, through * kept)
                 store(deltas, δc + j, through * load(gates, gate_i + j))
                 store(Gc, at + j, through * load(gates, gate_f + j))
-            times_slope(codes[f], parameters[f, 0], parameters[f, 1], gates, gate_i, deltas, δi, hidden)
-            times_slope(codes[g], parameters[g, 0], parameters[g, 1], gates, candidate, deltas, δc, hidden)
+            times_derivative(codes[f], parameters[f, 0], parameters[f, 1], gates, gate_i, deltas, δi, hidden)
+            times_derivative(codes[g], parameters[g, 0], parameters[g, 1], gates, candidate, deltas, δc, hidden)
             if input_forget:
                 zero(deltas, δf, δf + hidden)
             else:
-                times_slope(codes[f], parameters[f, 0], parameters[f, 1], gates, gate_f, deltas, δf, hidden)
+                times_derivative(codes[f], parameters[f, 0], parameters[f, 1], gates, gate_f, deltas, δf, hidden)
             if clip > 0:
                 for j in range(hidden):
                     store(deltas, δi + j, load(deltas, δi + j) * load(within, i * width + j))

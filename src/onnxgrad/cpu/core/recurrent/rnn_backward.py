@@ -7,7 +7,7 @@ from onnxgrad.cpu.core.jit import int64, native
 from onnxgrad.cpu.core.matmul.microkernel import aligned, multiply, packed_matrix
 from onnxgrad.cpu.core.matmul.outer import gather_row
 from onnxgrad.cpu.core.parallel import parallel
-from onnxgrad.cpu.core.recurrent.activations import times_slope
+from onnxgrad.cpu.core.recurrent.activations import times_derivative
 from onnxgrad.cpu.core.recurrent.gru_forward import bad_length
 from onnxgrad.cpu.core.recurrent.projections import (
     bias_gradient,
@@ -73,7 +73,7 @@ def _walk_back(
                 if d_states.size > 0:
                     through += load(d_states, state + j)
                 store(deltas, δ + j, through)
-            times_slope(
+            times_derivative(
                 codes[direction], parameters[direction, 0], parameters[direction, 1], states, state, deltas, δ, hidden
             )
             if clip > 0:
