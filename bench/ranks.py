@@ -68,7 +68,7 @@ def rank_main(shard: bool, examples: int) -> None:
 
         communicator = MPI.COMM_WORLD
     spent = [0.0]
-    for name in ("share", "add_up_and_cut", "put_together", "one_after_another"):
+    for name in ("all_gather_numbers", "reduce_scatter", "all_gather_shards", "all_gather_rows"):
         setattr(Ranks, name, _timed(getattr(Ranks, name), spent))
     last = f"h{len(WIDTHS) - 2}"
     how = {"communicator": communicator, "shard_optimizer": shard}
@@ -92,9 +92,9 @@ def rank_main(shard: bool, examples: int) -> None:
         "step": statistics.median(steps[WARM:]), "communication": statistics.median(communication[WARM:]),
         "sent": sent, "peak": _peak(), "threads": get_num_threads(), "update": update,
     }  # fmt: skip
-    everybodys = [mine] if communicator is None else communicator.allgather(mine)
+    gathered = [mine] if communicator is None else communicator.allgather(mine)
     if communicator is None or communicator.rank == 0:
-        print(json.dumps(everybodys))
+        print(json.dumps(gathered))
 
 
 def _timed(method: Any, spent: list[float]) -> Any:

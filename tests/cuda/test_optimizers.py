@@ -41,16 +41,16 @@ def test_what_is_done_to_gradients(kernel, argument):
     for device in (WithoutSessions(), None):
         buffers = Buffers(SHAPES, np.float32, device)
         fill(buffers, buffers.grad, gradients(0))
-        pieces = buffers.pieces(dict.fromkeys(SHAPES, 0))
+        chunks = buffers.chunks(dict.fromkeys(SHAPES, 0))
         rest = [] if argument is None else [argument]
         result = buffers.grad
         if kernel == "squares":
-            result = buffers.device.zeros(len(pieces), np.float64)
+            result = buffers.device.zeros(len(chunks), np.float64)
             rest = [result]
         elif kernel == "add":
             rest = [buffers.grad]
-        buffers.device.run(kernel, pieces, buffers.grad, *rest)
+        buffers.device.run(kernel, chunks, buffers.grad, *rest)
         found.append(buffers.device.to_numpy(result))
-    if kernel == "squares":  # of pieces that differ in length
+    if kernel == "squares":  # of chunks that differ in length
         found = [f.sum() for f in found]
     assert np.allclose(*found, rtol=1e-6)

@@ -218,10 +218,10 @@ def _curve_by_hand(X, target, weights):
     return curve
 
 
-@pytest.mark.parametrize("has_tiles", [False, True])
-def test_a_trainer_learns_the_same_either_way(has_tiles, monkeypatch):
+@pytest.mark.parametrize("has_amx", [False, True])
+def test_a_trainer_learns_the_same_either_way(has_amx, monkeypatch):
     """By tiles or not is the processor's matter; here both are made to happen, and the graph shows which it was."""
-    monkeypatch.setattr(devices.Cpu, "has_tiles", has_tiles)
+    monkeypatch.setattr(devices.Cpu, "has_amx", has_amx)
     rng = np.random.default_rng(1)
     weights = {"W1": rng.standard_normal((20, 30)), "b1": np.zeros(30), "W2": rng.standard_normal((30, 5))}
     nodes = [
@@ -234,8 +234,8 @@ def test_a_trainer_learns_the_same_either_way(has_tiles, monkeypatch):
         model_of(nodes, {"X": ["N", 20]}, initializers=constants), losses.MSE("Y"), optim.Adam(lr=1e-2)
     )
     kinds = {node.op_type for node in trainer._step.model.graph}
-    assert {"PermutedMatMul", "PermutedMatMulNorm"} <= kinds if has_tiles else "Gemm" in kinds
-    assert has_tiles != ("Gemm" in kinds)
+    assert {"PermutedMatMul", "PermutedMatMulNorm"} <= kinds if has_amx else "Gemm" in kinds
+    assert has_amx != ("Gemm" in kinds)
     X, target = rng.standard_normal((64, 20)).astype(np.float32), rng.standard_normal((64, 5)).astype(np.float32)
     curve = [trainer.step({"X": X, "target": target}) for _ in range(20)]
     np.testing.assert_allclose(curve, _curve_by_hand(X, target, weights), rtol=1e-5)
@@ -281,12 +281,12 @@ def length_of(trainer):
     return np.sqrt(sum(np.sum(np.square(g, dtype=np.float64)) for g in trainer.gradients.values()))
 
 
-@pytest.mark.parametrize("has_tiles", [False, True])
+@pytest.mark.parametrize("has_amx", [False, True])
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_the_length_of_the_gradient(has_tiles, accumulate, monkeypatch):
-    monkeypatch.setattr(devices.Cpu, "has_tiles", has_tiles)
+def test_the_length_of_the_gradient(has_amx, accumulate, monkeypatch):
+    monkeypatch.setattr(devices.Cpu, "has_amx", has_amx)
     trainer, batch = trainer_of(accumulate=accumulate)
-    assert len(trainer._step.norms) == (has_tiles and accumulate == 1)
+    assert len(trainer._step.norms) == (has_amx and accumulate == 1)
     for _ in range(accumulate):
         trainer.step(batch)
     assert abs(trainer.gradient_norm / length_of(trainer) - 1) < 1e-7
@@ -297,10 +297,10 @@ def test_the_length_of_the_gradient(has_tiles, accumulate, monkeypatch):
     assert abs(length_of(clipped) / 0.01 - 1) < 1e-5
 
 
-@pytest.mark.parametrize("has_tiles", [False, True])
-def test_lengths_that_float32_has_not(has_tiles, monkeypatch):
+@pytest.mark.parametrize("has_amx", [False, True])
+def test_lengths_that_float32_has_not(has_amx, monkeypatch):
     """Squares are added up in float64; a gradient whose own length is beyond float32 is gone over once more."""
-    monkeypatch.setattr(devices.Cpu, "has_tiles", has_tiles)
+    monkeypatch.setattr(devices.Cpu, "has_amx", has_amx)
     trainer, batch = trainer_of()
     trainer.step(batch)
     for name, factor in {"W": 1e25, "b": 1e30}.items():

@@ -97,9 +97,9 @@ def _numpy_type(described: Any) -> np.dtype[Any]:
 
 
 class LocalBatch(dict[str, Any]):
-    """What one rank has of a batch, where several train together.
+    """One rank's slice of a batch.
 
-    `examples` is 0 for a rank that has none: what it holds then is somebody else's, to take part with.
+    `examples` is 0 for a rank that has none: its arrays then hold an example of another rank, which does not count.
     """
 
     def __init__(self, arrays: Batch, examples: int | None = None) -> None:
@@ -107,8 +107,8 @@ class LocalBatch(dict[str, Any]):
         self.examples = examples
 
 
-def part_of(examples: int, rank: int, size: int) -> slice:
-    """Which examples of a batch are a rank's: as many as the others have, give or take one, in their order."""
+def slice_of(examples: int, rank: int, size: int) -> slice:
+    """One rank's examples of a batch: as many as the others have, give or take one, in their order."""
     return slice(examples * rank // size, examples * (rank + 1) // size)
 
 
@@ -142,19 +142,19 @@ class Batches:
         for chosen in itertools.islice(self._chosen(), first, None):
             yield {name: a[chosen] for name, a in self.arrays.items()}
 
-    def parts(self, rank: int, size: int, first: int = 0) -> Iterator[Batch]:
-        """Goes through one rank's part of every batch, leaving out the first ones; the whole where a class made it."""
+    def slices(self, rank: int, size: int, first: int = 0) -> Iterator[Batch]:
+        """One rank's slice of every batch after the first ones; the whole batch where a subclass changes batches."""
         if self._is_changed:
             yield from self.starting_at(first)
             return
         for chosen in itertools.islice(self._chosen(), first, None):
-            mine = part_of(len(chosen), rank, size)
+            mine = slice_of(len(chosen), rank, size)
             examples = mine.stop - mine.start
             here = chosen[mine] if examples else chosen[:1]
             yield LocalBatch({name: a[here] for name, a in self.arrays.items()}, examples)
 
-    def turns(self, rank: int, size: int) -> Iterator[Batch]:
-        """Goes through the batches that are one rank's turn."""
+    def round_robin(self, rank: int, size: int) -> Iterator[Batch]:
+        """The batches of one rank, where each rank has every `size`-th."""
         if self._is_changed:
             yield from itertools.islice(self.starting_at(0), rank, None, size)
             return

@@ -1,4 +1,4 @@
-"""Parameters, gradients and optimizer state: each one array for the whole model; every parameter has its part of it."""
+"""Buffers: parameters, gradients and optimizer state, each one array for the whole model, sliced by parameter."""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from onnxgrad.tensor_types import Array
 from onnxgrad.train.devices import ALIGNMENT, Cpu, Device
 
 
-class Part(NamedTuple):
+class ParameterSlice(NamedTuple):
     """Where a parameter lies in the arrays."""
 
     name: str
@@ -24,35 +24,35 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Pieces:
-    """Tasks: (start, stop, group, number of the parameter) for each, on the device; no piece is of two parameters."""
+class Chunks:
+    """Rows (start, stop, group, number of the parameter), on the device; a task updates one chunk of one parameter."""
 
     table: Any
-    elements: int  # in all of them
+    elements: int  # of all chunks
 
     def __len__(self) -> int:
         return len(self.table)
 
 
 class Buffers:
-    """The parameters, side by side; parts begin on cache lines, so there are gaps, which stay zero.
+    """The parameters, side by side; slices begin on cache lines, so there are gaps, which stay zero.
 
-    `blocks` is how many equal blocks the arrays can be cut into, one for each rank; no piece is of two blocks.
+    `shards` is the number of equal shards of each array, one for each rank; no chunk is in two shards.
     """
 
     def __init__(
-        self, shapes: Mapping[str, tuple[int, ...]], dtype: Any, device: Device | None = None, blocks: int = 1
+        self, shapes: Mapping[str, tuple[int, ...]], dtype: Any, device: Device | None = None, shards: int = 1
     ) -> None:
         if not shapes:
             raise ValueError("a trainer needs at least one parameter")
         self.device, self.dtype = device or Cpu(), np.dtype(dtype)
         step, at = ALIGNMENT // self.dtype.itemsize, 0
-        self.parts: list[Part] = []
+        self.slices: list[ParameterSlice] = []
         for name, shape in shapes.items():
-            self.parts.append(Part(name, at, shape))
-            at += -(-self.parts[-1].size // step) * step
-        self.block = -(-at // (step * blocks)) * step
-        self.length = self.block * blocks
+            self.slices.append(ParameterSlice(name, at, shape))
+            at += -(-self.slices[-1].size // step) * step
+        self.shard = -(-at // (step * shards)) * step  # elements of one
+        self.length = self.shard * shards
         self.data = self.new()
         self.grad = self.new()
 
@@ -60,39 +60,39 @@ class Buffers:
         """An array as long as all parameters together."""
         result = self.device.zeros(self.length, self.dtype)
         if fill:
-            for part in self.parts:
+            for part in self.slices:
                 self.view(result, part)[...] = fill
         return result
 
-    def view(self, array: Any, part: Part) -> Any:
-        """A parameter's part of an array, in its shape; no copy."""
+    def view(self, array: Any, part: ParameterSlice) -> Any:
+        """A parameter's slice of an array, in its shape; no copy."""
         return array[part.start : part.start + part.size].reshape(part.shape)
 
     def views(self, array: Any) -> dict[str, Any]:
         """All of them, by name."""
-        return {part.name: self.view(array, part) for part in self.parts}
+        return {part.name: self.view(array, part) for part in self.slices}
 
-    def pieces(self, group_of: Mapping[str, int], block: int | None = None) -> Pieces:
-        """All of them; with `block` those of one block, counted from its start."""
-        found = np.array(list(self._pieces(group_of)), np.int64).reshape(-1, 4)
-        if block is not None:
-            found = found[found[:, 0] // self.block == block]
-            found[:, :2] -= block * self.block
+    def chunks(self, group_of: Mapping[str, int], shard: int | None = None) -> Chunks:
+        """All chunks; with `shard` those of one shard, counted from its start."""
+        found = np.array(list(self._chunks(group_of)), np.int64).reshape(-1, 4)
+        if shard is not None:
+            found = found[found[:, 0] // self.shard == shard]
+            found[:, :2] -= shard * self.shard
         return self._on_device(found)
 
-    def without(self, pieces: Pieces, names: Collection[str]) -> Pieces:
-        """The pieces of other parameters."""
-        table = self.device.to_numpy(pieces.table)
-        numbers = [number for number, part in enumerate(self.parts) if part.name in names]
+    def without(self, chunks: Chunks, names: Collection[str]) -> Chunks:
+        """The chunks of other parameters."""
+        table = self.device.to_numpy(chunks.table)
+        numbers = [number for number, part in enumerate(self.slices) if part.name in names]
         return self._on_device(table[~np.isin(table[:, 3], numbers)])
 
-    def _on_device(self, table: Array) -> Pieces:
-        return Pieces(self.device.from_numpy(table), int((table[:, 1] - table[:, 0]).sum()))
+    def _on_device(self, table: Array) -> Chunks:
+        return Chunks(self.device.from_numpy(table), int((table[:, 1] - table[:, 0]).sum()))
 
-    def _pieces(self, group_of: Mapping[str, int]) -> Iterator[tuple[int, int, int, int]]:
-        for number, part in enumerate(self.parts):
+    def _chunks(self, group_of: Mapping[str, int]) -> Iterator[tuple[int, int, int, int]]:
+        for number, part in enumerate(self.slices):
             start, end = part.start, part.start + part.size
             while start < end:
-                stop = min(start + self.device.piece, end, (start // self.block + 1) * self.block)
+                stop = min(start + self.device.chunk, end, (start // self.shard + 1) * self.shard)
                 yield start, stop, group_of[part.name], number
                 start = stop

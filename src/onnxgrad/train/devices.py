@@ -18,11 +18,11 @@ class Device(Protocol):
     """What the trainer asks of one; arrays are NumPy's on the CPU and torch's on a GPU."""
 
     name: str
-    piece: int  # elements of a parameter that one task updates
+    chunk: int  # elements of a parameter that one task updates
     providers: Sequence[Any]  # of sessions
 
     @property
-    def has_tiles(self) -> bool:
+    def has_amx(self) -> bool:
         """Whether PermutedMatMul is faster than what onnxruntime multiplies with."""
 
     def zeros(self, length: int, dtype: Any) -> Any:
@@ -46,11 +46,11 @@ class Device(Protocol):
     def address(self, array: Any) -> int:
         """Of its first element."""
 
-    def run(self, kernel: str, pieces: Any, *args: Any) -> None:
-        """A function of the device's core/optimizers.py, for buffers.Pieces."""
+    def run(self, kernel: str, chunks: Any, *args: Any) -> None:
+        """A function of the device's core/optimizers.py, for buffers.Chunks."""
 
-    def sum_of_squares(self, pieces: Any, grad: Any, sums: Any, lengths: Array) -> float:
-        """Of all pieces together, and of lengths that are known; `sums` has room for each piece's own."""
+    def sum_of_squares(self, chunks: Any, grad: Any, sums: Any, lengths: Array) -> float:
+        """Of all chunks together, and of lengths that are known; `sums` has room for each chunk's own."""
 
     def at_work(self) -> contextlib.AbstractContextManager[None]:
         """Around all of a step: what happens in it is ordered, also with what comes before and after."""
@@ -60,11 +60,11 @@ class Cpu:
     """The CPU, all the threads that onnxgrad.set_num_threads allows."""
 
     name = "cpu"
-    piece = 1 << 15
+    chunk = 1 << 15
     providers: Sequence[Any] = ("CPUExecutionProvider",)
 
     @property
-    def has_tiles(self) -> bool:
+    def has_amx(self) -> bool:
         from onnxgrad.cpu.core.matmul.amx import have_tiles  # here, since it loads Numba
 
         return have_tiles()
@@ -99,12 +99,12 @@ class Cpu:
 
         return optimizers
 
-    def run(self, kernel: str, pieces: Any, *args: Any) -> None:
-        launch(getattr(self._kernels, kernel), pieces.table, *args, bytes_touched=4 * BYTES * pieces.elements)
+    def run(self, kernel: str, chunks: Any, *args: Any) -> None:
+        launch(getattr(self._kernels, kernel), chunks.table, *args, bytes_touched=4 * BYTES * chunks.elements)
 
-    def sum_of_squares(self, pieces: Any, grad: Array, sums: Array, lengths: Array) -> float:
-        kernel, touched = self._kernels.sum_of_all_squares, BYTES * pieces.elements
-        return float(launch(kernel, pieces.table, grad, sums, lengths, bytes_touched=touched))
+    def sum_of_squares(self, chunks: Any, grad: Array, sums: Array, lengths: Array) -> float:
+        kernel, touched = self._kernels.sum_of_all_squares, BYTES * chunks.elements
+        return float(launch(kernel, chunks.table, grad, sums, lengths, bytes_touched=touched))
 
     def at_work(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
@@ -114,10 +114,10 @@ class Cuda:
     """A GPU, by torch and the CUDA provider of onnxruntime-gpu, both on one stream: nothing waits for the host."""
 
     name = "cuda"
-    piece = 1 << 12  # as cuda/core/optimizers.py has it
-    has_tiles = False
+    chunk = 1 << 12  # as cuda/core/optimizers.py has it
+    has_amx = False
 
-    def __init__(self, place: int | None = None) -> None:
+    def __init__(self, local_rank: int | None = None) -> None:
         try:
             import torch
         except ImportError as error:
@@ -131,8 +131,8 @@ class Cuda:
                 "Trainer: device is 'cuda', but this onnxruntime has no CUDA provider: install onnxruntime-gpu in "
                 "place of onnxruntime"
             )
-        if place is not None:
-            torch.cuda.set_device(place % torch.cuda.device_count())
+        if local_rank is not None:
+            torch.cuda.set_device(local_rank % torch.cuda.device_count())
         if hasattr(onnxruntime, "preload_dlls"):
             onnxruntime.preload_dlls()  # the libraries of CUDA that torch brought
         self._torch, self._where, self._stream = torch, "cuda", torch.cuda.Stream()
@@ -171,13 +171,13 @@ class Cuda:
     def address(self, array: Any) -> int:
         return int(array.data_ptr())
 
-    def run(self, kernel: str, pieces: Any, *args: Any) -> None:
+    def run(self, kernel: str, chunks: Any, *args: Any) -> None:
         from onnxgrad.cuda.core import optimizers
 
-        getattr(optimizers, kernel)(pieces.table, *args)
+        getattr(optimizers, kernel)(chunks.table, *args)
 
-    def sum_of_squares(self, pieces: Any, grad: Any, sums: Any, lengths: Array) -> float:
-        self.run("squares", pieces, grad, sums)
+    def sum_of_squares(self, chunks: Any, grad: Any, sums: Any, lengths: Array) -> float:
+        self.run("squares", chunks, grad, sums)
         return float(sums.sum()) + float(np.sum(np.square(lengths, dtype=np.float64)))
 
     @contextlib.contextmanager
@@ -189,10 +189,10 @@ class Cuda:
         outside.wait_stream(self._stream)
 
 
-def device_of(name: str, place: int | None = None) -> Device:
-    """The device of that name; of several GPUs the one for a process that has this place on its machine."""
+def device_of(name: str, local_rank: int | None = None) -> Device:
+    """The device of that name; of several GPUs the one for the process of that number on its machine."""
     if name == "cpu":
         return Cpu()
     if name == "cuda":
-        return Cuda(place)
+        return Cuda(local_rank)
     raise ValueError(f"Trainer: device is {name!r}, expected 'cpu' or 'cuda'")

@@ -1,4 +1,4 @@
-"""evaluate(): losses and metrics of batches that nothing is learnt from; ranks take turns with them."""
+"""evaluate(): losses and metrics of batches that nothing is learnt from; each rank evaluates some of them."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
@@ -7,16 +7,16 @@ from typing import Any, NamedTuple
 from onnxgrad.tensor_types import Array
 from onnxgrad.train.batches import Batches, LocalBatch
 from onnxgrad.train.devices import Device
-from onnxgrad.train.distributed.ranks import Alone, on_every_rank
+from onnxgrad.train.distributed.ranks import SingleProcess, on_every_rank
 from onnxgrad.train.distributed.sharding import examples_of
 from onnxgrad.train.graphs import EvaluationGraph
-from onnxgrad.train.session import BoundSession
+from onnxgrad.train.session import Session
 
 Metric = Callable[[Mapping[str, Array], Mapping[str, Any]], float]
 
 
 class Measured(NamedTuple):
-    """What was found of a batch."""
+    """The loss and metrics of a batch."""
 
     number: int
     examples: int
@@ -24,14 +24,14 @@ class Measured(NamedTuple):
 
 
 class Evaluation:
-    """A model in inference mode at work.
+    """Evaluates a model in inference mode.
 
-    Each batch is measured by one rank, all of it, and the results are added up in the order of the batches: whatever a
-    metric does with a batch, it comes to what one process would find.
+    One rank evaluates all of a batch, and the results are summed in the order of the batches: whatever a metric does
+    with a batch, the result is that of a single process.
     """
 
     def __init__(
-        self, graph: EvaluationGraph, session: BoundSession, device: Device, targets: Sequence[str], ranks: Alone
+        self, graph: EvaluationGraph, session: Session, device: Device, targets: Sequence[str], ranks: SingleProcess
     ) -> None:
         self._graph, self._session, self._device, self._targets, self._ranks = graph, session, device, targets, ranks
 
@@ -43,11 +43,11 @@ class Evaluation:
             try:
                 mine.extend(
                     Measured(number, examples_of(batch, self._targets), self._measured(batch, metrics))
-                    for number, batch in self._turns(batches)
+                    for number, batch in self._round_robin(batches)
                 )
             except Exception as problem:  # all ranks raise it, once all have come to their end
                 error = problem
-            found = [one for theirs in self._ranks.everybodys(mine, error) for one in theirs]
+            found = [one for theirs in self._ranks.all_gather(mine, error) for one in theirs]
         if not found:
             raise on_every_rank(ValueError("evaluate: there are no batches"))
         totals: dict[str, float] = {}
@@ -57,11 +57,11 @@ class Evaluation:
         examples = sum(one.examples for one in found)
         return {name: total / examples for name, total in totals.items()}
 
-    def _turns(self, batches: Iterable[Mapping[str, Any]]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    def _round_robin(self, batches: Iterable[Mapping[str, Any]]) -> Iterator[tuple[int, Mapping[str, Any]]]:
         """This rank's batches, with their numbers."""
         rank, size = self._ranks.rank, self._ranks.size
         if isinstance(batches, Batches):
-            yield from zip(count(rank, size), batches.turns(rank, size), strict=False)
+            yield from zip(count(rank, size), batches.round_robin(rank, size), strict=False)
             return
         for number, batch in enumerate(batches):
             if number % size == rank or isinstance(batch, LocalBatch):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnxgrad.train.batches import Batches
-from onnxgrad.train.distributed.ranks import Alone, on_every_rank
+from onnxgrad.train.distributed.ranks import Ranks, SingleProcess, on_every_rank
 from onnxgrad.train.interruption import Interrupted, Interruption
 from onnxgrad.train.progress import Progress
 
@@ -37,7 +37,7 @@ class Record:
 
 
 @dataclass
-class Place:
+class Position:
     """How far a fit() has come; a checkpoint that it writes says so, and the next fit() goes on from there."""
 
     epoch: int = 0  # epochs done
@@ -49,8 +49,8 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What fit() was asked for."""
+class FitOptions:
+    """The arguments of fit(), checked."""
 
     batches: Iterable[Mapping[str, Any]]
     epochs: int
@@ -76,26 +76,26 @@ class Plan:
             )
 
 
-def fit(trainer: "Trainer", plan: Plan, place: Place, quiet: bool) -> list[Record]:
-    """Runs the plan from a place, which moves along; it is the trainer's, whose checkpoints contain it."""
+def fit(trainer: "Trainer", options: FitOptions, position: Position, quiet: bool) -> list[Record]:
+    """Runs from a position, which it moves along; the position is the trainer's, whose checkpoints contain it."""
     records = []
     ranks = trainer.ranks
     with Progress(quiet or not ranks.is_first) as progress, Interruption(quiet=not ranks.is_first) as interruption:
-        ranks.heed(interruption)
+        ranks.listen_to(interruption)
         try:
-            while place.epoch < plan.epochs:
-                records.append(_epoch(trainer, plan, place, progress))
+            while position.epoch < options.epochs:
+                records.append(_epoch(trainer, options, position, progress))
                 if ranks.agree_to_stop():
                     raise _Signalled
         except _Signalled:
             assert ranks.stop is not None
-            raise on_every_rank(_interrupted(trainer, plan, ranks.stop)) from None
+            raise on_every_rank(_interrupted(trainer, options, ranks.stop)) from None
         except TrainingStoppedError as error:
-            where = _leave_state(trainer, plan)
+            where = _leave_state(trainer, options)
             error.args = (f"{error.args[0]}; {where}",)
             raise
         finally:
-            ranks.heed(None)
+            ranks.listen_to(None)
     return records
 
 
@@ -103,64 +103,66 @@ class _Signalled(Exception):  # noqa: N818, nothing went wrong
     """A signal has come, and the step is complete."""
 
 
-def _epoch(trainer: "Trainer", plan: Plan, place: Place, progress: Progress) -> Record:
+def _epoch(trainer: "Trainer", options: FitOptions, position: Position, progress: Progress) -> Record:
     start = time.perf_counter()
-    length = len(plan.batches) if isinstance(plan.batches, Sized) else None
-    progress.start_epoch(place.epoch + 1, plan.epochs, length, place.batches)
+    length = len(options.batches) if isinstance(options.batches, Sized) else None
+    progress.start_epoch(position.epoch + 1, options.epochs, length, position.batches)
     ranks = trainer.ranks
-    for batch in ranks.each(_rest_of_epoch(plan.batches, place, ranks)):
+    for batch in ranks.each(_rest_of_epoch(options.batches, position, ranks)):
         before = trainer.steps
         loss = trainer.step(batch)
-        place.batches += 1
-        place.total += loss
-        place.waiting += 1
-        place.waiting_total += loss
+        position.batches += 1
+        position.total += loss
+        position.waiting += 1
+        position.waiting_total += loss
         rate = trainer.optimizer.lr * trainer.schedule(max(0, trainer.steps - 1))
         progress.advance(loss, rate)
         if trainer.steps > before:
-            mean = place.waiting_total / place.waiting
-            _tell(plan, event="step", epoch=place.epoch + 1, step=trainer.steps, loss=mean, lr=rate,
+            mean = position.waiting_total / position.waiting
+            _tell(options, event="step", epoch=position.epoch + 1, step=trainer.steps, loss=mean, lr=rate,
                   gradient_norm=trainer.gradient_norm, seconds=time.perf_counter() - start)  # fmt: skip
-            place.waiting, place.waiting_total = 0, 0.0
-            if plan.checkpoint is not None and plan.save_every and trainer.steps % plan.save_every == 0:
-                trainer.save(plan.checkpoint)
+            position.waiting, position.waiting_total = 0, 0.0
+            if options.checkpoint is not None and options.save_every and trainer.steps % options.save_every == 0:
+                trainer.save(options.checkpoint)
         if ranks.stop:
             raise _Signalled
-    if not place.batches:
+    if not position.batches:
         raise on_every_rank(ValueError("fit: there are no batches; an iterator is used up after one epoch"))
     trainer.expect_no_drift()
-    found = {} if plan.validation is None else trainer.evaluate(plan.validation, plan.metrics)
+    found = {} if options.validation is None else trainer.evaluate(options.validation, options.metrics)
     seconds = time.perf_counter() - start
-    record = Record(place.epoch + 1, trainer.steps, place.total / place.batches, seconds, found)
-    place.epoch, place.batches, place.total = place.epoch + 1, 0, 0.0
-    place.passes = getattr(plan.batches, "epoch", 0)
+    record = Record(position.epoch + 1, trainer.steps, position.total / position.batches, seconds, found)
+    position.epoch, position.batches, position.total = position.epoch + 1, 0, 0.0
+    position.passes = getattr(options.batches, "epoch", 0)
     progress.end_epoch(record)
     told = {"step" if k == "steps" else k: v for k, v in asdict(record).items()}
-    _tell(plan, event="epoch", **told)
-    if plan.checkpoint is not None:
-        trainer.save(plan.checkpoint)
+    _tell(options, event="epoch", **told)
+    if options.checkpoint is not None:
+        trainer.save(options.checkpoint)
     return record
 
 
-def _rest_of_epoch(batches: Iterable[Mapping[str, Any]], place: Place, ranks: Alone) -> Iterator[Mapping[str, Any]]:
-    """The batches that an epoch has left; those of Batches in the order they would have come, a rank's part of each."""
+def _rest_of_epoch(
+    batches: Iterable[Mapping[str, Any]], position: Position, ranks: SingleProcess
+) -> Iterator[Mapping[str, Any]]:
+    """The batches left of an epoch; those of Batches in the order they would have come, sliced by rank."""
     if isinstance(batches, Batches):
-        if place.batches or place.passes > batches.epoch:
-            batches.epoch = place.passes
-        place.passes = batches.epoch
-        if not ranks.is_alone:
-            return batches.parts(ranks.rank, ranks.size, place.batches)
-        return batches.starting_at(place.batches)
-    return islice(iter(batches), place.batches, None)
+        if position.batches or position.passes > batches.epoch:
+            batches.epoch = position.passes
+        position.passes = batches.epoch
+        if isinstance(ranks, Ranks):
+            return batches.slices(ranks.rank, ranks.size, position.batches)
+        return batches.starting_at(position.batches)
+    return islice(iter(batches), position.batches, None)
 
 
-def _tell(plan: Plan, **facts: Any) -> None:
-    if plan.log is not None:
-        plan.log(facts)
+def _tell(options: FitOptions, **facts: Any) -> None:
+    if options.log is not None:
+        options.log(facts)
 
 
-def _interrupted(trainer: "Trainer", plan: Plan, name: str) -> Interrupted:
-    path = plan.checkpoint or STOPPED
+def _interrupted(trainer: "Trainer", options: FitOptions, name: str) -> Interrupted:
+    path = options.checkpoint or STOPPED
     try:
         trainer.save(path)
     except OSError as error:
@@ -169,9 +171,9 @@ def _interrupted(trainer: "Trainer", plan: Plan, name: str) -> Interrupted:
     return Interrupted(told, name, path)
 
 
-def _leave_state(trainer: "Trainer", plan: Plan) -> str:
+def _leave_state(trainer: "Trainer", options: FitOptions) -> str:
     """Saves the state before a step that went wrong, which that step did not spoil."""
-    path = plan.checkpoint or STOPPED
+    path = options.checkpoint or STOPPED
     with suppress(OSError):
         trainer.save(path)
         return f"the state before it is in {str(path)!r}"

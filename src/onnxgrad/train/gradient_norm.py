@@ -19,17 +19,17 @@ class GradientNorm:
         buffers = state.buffers
         self._state, self._device = state, buffers.device
         self._lengths: Array = np.zeros(len(norms), buffers.dtype)
-        self._unmeasured = buffers.without(state.pieces, norms)
-        self._sums = self._device.zeros(len(state.pieces), np.float64)
+        self._unmeasured = buffers.without(state.chunks, norms)
+        self._sums = self._device.zeros(len(state.chunks), np.float64)
         self._sums_of_unmeasured = self._sums[: len(self._unmeasured)]
         self.outputs = {name: self._lengths[k : k + 1].reshape(()) for k, name in enumerate(norms.values())}
 
     def __call__(self) -> float:
         state, device, sums = self._state, self._device, self._sums
-        if state.is_shared:
-            device.run("squares", state.pieces, state.grad, sums)
-            return math.sqrt(float(state.of_all_pieces(sums).sum()))
+        if state.is_sharded:
+            device.run("squares", state.chunks, state.grad, sums)
+            return math.sqrt(float(state.of_all_chunks(sums).sum()))
         total = device.sum_of_squares(self._unmeasured, state.grad, self._sums_of_unmeasured, self._lengths)
         if not math.isfinite(total) and len(self._lengths):  # finite numbers may be too long for float32
-            total = device.sum_of_squares(state.pieces, state.grad, sums, self._lengths[:0])
+            total = device.sum_of_squares(state.chunks, state.grad, sums, self._lengths[:0])
         return math.sqrt(total)

@@ -26,7 +26,7 @@ class StepGraph(NamedTuple):
     model: ir.Model
     loss: str
     gradients: dict[str, str]  # outputs, by parameter
-    norms: dict[str, str]  # outputs that are the length of a gradient, by parameter, for some of them
+    norms: dict[str, str]  # outputs that are the norm of a gradient, by parameter, for some of them
     statistics: list[Statistics]
     drops: bool  # whether it has an input SEED
     dtype: ir.DataType  # of the parameters
@@ -45,12 +45,12 @@ def step_graph(
     loss: Total | str,
     trainable: str | Sequence[str] | None,
     group: int | None = None,
-    by_tiles: bool = False,
+    use_amx: bool = False,
     with_norms: bool = False,
 ) -> StepGraph:
-    """Train mode, loss, gradients; `by_tiles`: with products for tile units, `with_norms`: that measure gradients.
+    """Train mode, loss, gradients; `use_amx`: with products for AMX, `with_norms`: that compute norms of gradients.
 
-    With the number of a `group` of ranks (ops/all_reduce.py), of one rank's part of a batch.
+    With the number of a `group` of ranks (ops/all_reduce.py), of one rank's slice of a batch.
     """
     prepared = prepare(load(model))
     graph = prepared.model.graph
@@ -62,7 +62,7 @@ def step_graph(
     statistics = to_train_mode(graph, place)
     builder = Builder(graph, prepared.opsets)
     recognise_gelu(builder)
-    if by_tiles:
+    if use_amx:
         move_transposes_behind_cuts(builder)
     if group is not None and place is not None:
         measure_together(builder, statistics, place, group)
@@ -78,7 +78,7 @@ def step_graph(
     for value in [v for v in final.outputs if v.name not in wanted]:
         final.outputs.remove(value)
     _weights_to_inputs(final, [n for s in statistics for n in s.current])
-    if by_tiles:
+    if use_amx:
         use_permuted_products(final)
     norms = measure_results(final, made.gradients.values()) if with_norms else {}
     fuse_losses(final)

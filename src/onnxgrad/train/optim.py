@@ -63,7 +63,7 @@ class Optimizer:
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "groups"}
 
     def start(self, buffers: Buffers, ranks: Ranks | None = None) -> "OptimizerState":
-        """The state before the first step; with `ranks`, of this rank's block of the parameters alone."""
+        """The state before the first step; with `ranks`, of this rank's shard of the parameters alone."""
         return OptimizerState(self, buffers, ranks)
 
     def hyper(self, numbers: Mapping[str, Any], lr: float, step: int) -> tuple[float, ...]:
@@ -89,27 +89,27 @@ class Optimizer:
 class OptimizerState:
     """An optimizer at work on a model: its arrays, and how many steps it has made.
 
-    `data` and `grad` are what it updates and by what; with `ranks` one block of the parameters, and so are the slots.
+    `data` and `grad` are what it updates and by what; with `ranks` one shard of the parameters, and so are the slots.
     """
 
     def __init__(self, optimizer: Optimizer, buffers: Buffers, ranks: Ranks | None = None) -> None:
         self.optimizer, self.buffers, self.steps, self._ranks = optimizer, buffers, 0, ranks
         self.data, self.grad = buffers.data, buffers.grad
         if ranks is not None:
-            self.data = buffers.data[ranks.rank * buffers.block : (ranks.rank + 1) * buffers.block]
+            self.data = buffers.data[ranks.rank * buffers.shard : (ranks.rank + 1) * buffers.shard]
             self.grad = self.new()
         self.slots = {slot: self.new(optimizer.initial(slot)) for slot in optimizer.slots if optimizer.needs(slot)}
         self._nothing = buffers.device.zeros(0, buffers.dtype)
         patterns = list(optimizer.groups)
-        unused = [p for p in patterns if not any(fnmatch.fnmatchcase(part.name, p) for part in buffers.parts)]
+        unused = [p for p in patterns if not any(fnmatch.fnmatchcase(part.name, p) for part in buffers.slices)]
         if unused:
             raise ValueError(f"{optimizer.name}: groups has {unused[0]!r}, which no parameter's name matches")
         group_of = {}
-        for part in buffers.parts:  # the first pattern that matches; the last group is everybody else's
+        for part in buffers.slices:  # the first pattern that matches; the last group has the rest
             matching = (k for k, pattern in enumerate(patterns) if fnmatch.fnmatchcase(part.name, pattern))
             group_of[part.name] = next(matching, len(patterns))
-        self.pieces = buffers.pieces(group_of, None if ranks is None else ranks.rank)
-        self.all_pieces = self.pieces if ranks is None else buffers.pieces(group_of)
+        self.chunks = buffers.chunks(group_of, None if ranks is None else ranks.rank)
+        self.all_chunks = self.chunks if ranks is None else buffers.chunks(group_of)
         self.numbers = [*({**optimizer.numbers, **changed} for changed in optimizer.groups.values()), optimizer.numbers]
         self.spare: dict[str, Any] = {}  # working memory of a kernel
 
@@ -117,22 +117,22 @@ class OptimizerState:
         """An array as long as what it updates."""
         if self._ranks is None:
             return self.buffers.new(fill)
-        result = self.buffers.device.zeros(self.buffers.block, self.buffers.dtype)
+        result = self.buffers.device.zeros(self.buffers.shard, self.buffers.dtype)
         if fill:
             result[...] = fill
         return result
 
     @property
-    def is_shared(self) -> bool:
-        """Whether other ranks have other blocks of it."""
+    def is_sharded(self) -> bool:
+        """Whether each rank has one shard of it."""
         return self._ranks is not None
 
-    def of_all_pieces(self, of_mine: Any) -> Any:
-        """What ranks have computed for each of their pieces, for the pieces of all of them."""
+    def of_all_chunks(self, of_mine: Any) -> Any:
+        """Rows for the chunks of all ranks, from the rows for this rank's chunks."""
         if self._ranks is None:
             return of_mine
         device = self.buffers.device
-        return device.from_numpy(self._ranks.one_after_another(device.to_numpy(of_mine)))
+        return device.from_numpy(self._ranks.all_gather_rows(device.to_numpy(of_mine)))
 
     def step(self, rate: float = 1.0) -> None:
         """One update by the gradients in the buffers; `rate` is what a schedule multiplies the learning rates with."""
@@ -143,7 +143,7 @@ class OptimizerState:
     def launch(self, kernel: str, hyper: Array, *rest: Any) -> None:
         """A kernel over all parameters, with the slots, empty where they are not needed, and what else it takes."""
         slots = [self.slots.get(slot, self._nothing) for slot in self.optimizer.slots]
-        self.buffers.device.run(kernel, self.pieces, hyper, self.data, self.grad, *slots, *rest)
+        self.buffers.device.run(kernel, self.chunks, hyper, self.data, self.grad, *slots, *rest)
 
 
 @dataclass(frozen=True)
@@ -284,10 +284,10 @@ class Lamb(Optimizer):
     def update(self, state: OptimizerState, hyper: Array) -> None:
         device = state.buffers.device
         if not state.spare:
-            sums = device.zeros(2 * len(state.pieces), np.float64).reshape(-1, 2)
-            ratios = device.zeros(len(state.buffers.parts), np.float64)
+            sums = device.zeros(2 * len(state.chunks), np.float64).reshape(-1, 2)
+            ratios = device.zeros(len(state.buffers.slices), np.float64)
             state.spare = {"direction": state.new(), "sums": sums, "ratios": ratios}
         direction, sums, ratios = state.spare.values()
         state.launch("lamb_direction", hyper, direction, sums)
-        device.run("lamb_ratios", state.all_pieces, state.of_all_pieces(sums), ratios)
-        device.run("lamb_move", state.pieces, hyper, state.data, direction, ratios)
+        device.run("lamb_ratios", state.all_chunks, state.of_all_chunks(sums), ratios)
+        device.run("lamb_move", state.chunks, hyper, state.data, direction, ratios)

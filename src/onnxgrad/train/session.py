@@ -1,4 +1,4 @@
-"""A session whose weights and gradients are arrays of ours: bound once, read and written in place."""
+"""Session: an onnxruntime session that reads and writes the trainer's own arrays, bound once, in place."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from onnxgrad.train.devices import Device
 LARGE = 1 << 20  # bytes of a weight that is handed over as it is, instead of within the model, which ends at 2 GB
 
 
-class BoundSession:
+class Session:
     """A session on a device; `run` takes the inputs that are not bound and gives the outputs that are not."""
 
     def __init__(
@@ -24,9 +24,9 @@ class BoundSession:
         inputs: Mapping[str, Any],
         outputs: Mapping[str, Any],
         device: Device,
-        look: Callable[[Mapping[str, Any]], None] | None = None,
+        validate: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> None:
-        """`look` sees every batch before it runs, and raises if it should not."""
+        """`validate` is called with every batch before it runs, and raises if the batch is wrong."""
         import onnxruntime
 
         options = register()
@@ -46,14 +46,14 @@ class BoundSession:
                 "Trainer: onnxruntime could not start its CUDA provider; its warnings say what it misses"
             )
         self._kept = [inputs, outputs, weights, values]  # onnxruntime has their addresses
-        self._device, self._look = device, look
+        self._device, self._validate = device, validate
         self._binding = self._session.io_binding()
         # What is in the CPU's memory goes to a GPU when it is bound, not when the session runs: so it is bound anew.
         self._moved = {n: a for n, a in inputs.items() if device.name != "cpu" and isinstance(a, np.ndarray)}
         for name, array in inputs.items():
             self._bind_input(name, array)
         for name, array in outputs.items():
-            self._binding.bind_output(name, *_place(array, device), *_described(array, device))
+            self._binding.bind_output(name, *_location(array, device), *_described(array, device))
         self._bound = list(outputs)
         self._free = [o.name for o in self._session.get_outputs() if o.name not in outputs]
         free_inputs = [i for i in self._session.get_inputs() if i.name not in inputs]
@@ -63,7 +63,7 @@ class BoundSession:
         if self._device.name == "cpu" and array.dtype.isbuiltin == 1:  # the short way, for types that NumPy has
             self._binding.bind_cpu_input(name, array)
         else:
-            self._binding.bind_input(name, *_place(array, self._device), *_described(array, self._device))
+            self._binding.bind_input(name, *_location(array, self._device), *_described(array, self._device))
 
     @property
     def dims(self) -> dict[str, Sequence[Any]]:
@@ -73,8 +73,8 @@ class BoundSession:
     def checked(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """A batch as arrays that `run` takes as they are."""
         arrays = self._check(batch)
-        if self._look is not None:
-            self._look(arrays)
+        if self._validate is not None:
+            self._validate(arrays)
         return arrays
 
     def run(self, batch: Mapping[str, Any]) -> dict[str, Array]:
@@ -95,7 +95,7 @@ class BoundSession:
         return {name: value.numpy() for name, value in zip(names, values, strict=True) if name in self._free}
 
 
-def _place(array: Any, device: Device) -> tuple[str, int]:
+def _location(array: Any, device: Device) -> tuple[str, int]:
     """Where onnxruntime finds it: batches and small results may be in the CPU's memory all the same."""
     return ("cpu", 0) if isinstance(array, np.ndarray) else (device.name, array.device.index or 0)
 

@@ -19,17 +19,17 @@ from onnxgrad.passes.train_mode import SEED, to_inference_mode
 from onnxgrad.train.buffers import Buffers
 from onnxgrad.train.checkpoint import check_arrays, read_checkpoint, write_checkpoint
 from onnxgrad.train.devices import device_of
-from onnxgrad.train.distributed.collectives import CHECK_EVERY, Exchange
+from onnxgrad.train.distributed.collectives import CHECK_EVERY, Collectives
 from onnxgrad.train.distributed.ranks import Ranks, on_every_rank, ranks_of
-from onnxgrad.train.distributed.sharding import Shares
+from onnxgrad.train.distributed.sharding import BatchSlicer
 from onnxgrad.train.evaluation import Evaluation, Metric
-from onnxgrad.train.fitting import Log, Place, Plan, Record, TrainingStoppedError, fit
+from onnxgrad.train.fitting import FitOptions, Log, Position, Record, TrainingStoppedError, fit
 from onnxgrad.train.gradient_norm import GradientNorm
 from onnxgrad.train.graphs import evaluation_graph, step_graph
 from onnxgrad.train.losses import CrossEntropy, Total
 from onnxgrad.train.optim import Optimizer
 from onnxgrad.train.schedules import Constant, Schedule
-from onnxgrad.train.session import BoundSession
+from onnxgrad.train.session import Session
 
 
 class Trainer:
@@ -38,15 +38,15 @@ class Trainer:
     `model` is a path, an onnx.ModelProto or an onnx_ir.Model, which is not changed. `loss` is one of onnxgrad.losses or
     a sum of such, or the name of an output that is the loss. `trainable` names the parameters to train, patterns
     allowed; by default all. `device` is "cpu" or "cuda", where everything stays on the GPU. A schedule multiplies the
-    learning rate. `clip_norm` bounds the length of the whole gradient, `clip_value` each of its numbers; `accumulate`
+    learning rate. `clip_norm` bounds the norm of the whole gradient, `clip_value` each of its numbers; `accumulate`
     micro-batches are averaged for one update. `seed` decides what Dropout drops.
 
-    With a `communicator` of mpi4py its processes train together, on a part of every batch each: all are given the same
-    batches, and do what one process alone would do. With `shard_optimizer` each keeps and updates its share of the
+    With a `communicator` of mpi4py its processes train together, on a slice of every batch each: all are given the same
+    batches, and do what one process alone would do. With `shard_optimizer` each keeps and updates its shard of the
     optimizer's state. Every method is called by all of them, and only the first process writes and prints.
 
     `parameters`, `gradients` and `statistics` (running means and variances) are the arrays at work, by name: NumPy's on
-    the CPU, torch's on a GPU. `gradient_norm` is the length of the last update's gradient, before clipping. Weights of
+    the CPU, torch's on a GPU. `gradient_norm` is the norm of the last update's gradient, before clipping. Weights of
     half types are trained in float32, and exported in their own type again.
     """
 
@@ -74,32 +74,32 @@ class Trainer:
             if limit is not None and not limit > 0:
                 raise ValueError(f"Trainer: {name} is {limit!r}, expected a number above 0")
         if shard_optimizer and communicator is None:
-            raise ValueError("Trainer: shard_optimizer needs a communicator, whose processes share the state")
+            raise ValueError("Trainer: shard_optimizer needs a communicator, whose processes shard the state")
         self.ranks = ranks = ranks_of(communicator)
-        self._device = device_of(device, ranks.place_on_machine() if isinstance(ranks, Ranks) else None)
+        self._device = device_of(device, ranks.local_rank() if isinstance(ranks, Ranks) else None)
         self._source, self.optimizer, self.schedule = model, optimizer, schedule or Constant()
         self._clip_norm, self._clip_value, self._accumulate = clip_norm, clip_value, accumulate
         self.seed, self._batches = seed, 0
         self.gradient_norm = 0.0  # of the last update, before clipping
-        self._place: Place | None = None  # of a fit() at work, or of one that a checkpoint was saved by
-        self._shares = Shares(ranks, loss) if isinstance(ranks, Ranks) else None
-        by_tiles = all(ranks.everybodys(self._device.has_tiles))
+        self._position: Position | None = None  # of a fit() at work, or of one that a checkpoint was saved by
+        self._slicer = BatchSlicer(ranks, loss) if isinstance(ranks, Ranks) else None
+        use_amx = all(ranks.all_gather(self._device.has_amx))
         group = ranks.group if isinstance(ranks, Ranks) else None
         is_whole = group is None and accumulate == 1  # a step's gradients are those of an update
-        self._step = step_graph(model, loss, trainable, group, by_tiles, is_whole)
+        self._step = step_graph(model, loss, trainable, group, use_amx, is_whole)
         self._make_arrays(shard_optimizer)
         self._make_sessions(loss)
-        if self._exchange is not None:
-            self._exchange.ranks.expect_same(self._facts())
-            self._exchange.start_from_first([self._buffers.data, *self.statistics.values()])
+        if self._collectives is not None:
+            self._collectives.ranks.expect_same(self._facts())
+            self._collectives.broadcast([self._buffers.data, *self.statistics.values()])
         give_back()  # the graphs and weights that all this was made from
 
     def _facts(self) -> list[tuple[str, Any]]:
         """What has to be the same on all ranks."""
         names = ("optimizer", "schedule", "seed", "_clip_norm", "_clip_value", "_accumulate")
-        parameters = [(f"the parameter {p.name!r}", p.shape) for p in self._buffers.parts]
+        parameters = [(f"the parameter {p.name!r}", p.shape) for p in self._buffers.slices]
         nodes = [(f"the node {node.name!r}", node.op_type) for node in self._step.model.graph]
-        shards = ("shard_optimizer", self._exchange is not None and self._exchange.shards_optimizer)
+        shards = ("shard_optimizer", self._collectives is not None and self._collectives.shards_optimizer)
         return [*((name.lstrip("_"), getattr(self, name)) for name in names), shards, *parameters, *nodes]
 
     def _make_arrays(self, shard_optimizer: bool) -> None:
@@ -112,7 +112,7 @@ class Trainer:
         self.gradients = self._buffers.views(self._buffers.grad)
         ranks = self.ranks if isinstance(self.ranks, Ranks) else None
         self._state = self.optimizer.start(self._buffers, ranks if shard_optimizer else None)
-        self._exchange = None if ranks is None else Exchange(ranks, self._buffers, self._device, self._state)
+        self._collectives = None if ranks is None else Collectives(ranks, self._buffers, self._device, self._state)
         self.statistics: dict[str, Any] = {}
         self._following: dict[str, Any] = {}  # what the statistics are after a step
         for statistics in self._step.statistics:
@@ -129,8 +129,8 @@ class Trainer:
         self._seed = np.zeros(1, np.int64)  # of the batch at hand
         changed = {**self.parameters, **self.statistics}
         inputs = {**changed, **({SEED: self._seed} if step.drops else {})}
-        if self._shares is not None:
-            given = {WEIGHTS: self._shares.weights, PLACE: self._shares.place}
+        if self._slicer is not None:
+            given = {WEIGHTS: self._slicer.weights, PLACE: self._slicer.place}
             used = {str(v.name) for v in step.model.graph.inputs}
             inputs |= {name: array for name, array in given.items() if name in used}
         self._loss = np.zeros((), _type_of_output(step.model, step.loss))
@@ -140,11 +140,11 @@ class Trainer:
         shapes = {str(v.name): None if v.shape is None else list(v.shape) for v in evaluated.model.graph.outputs}
         parts = () if isinstance(loss, str) else loss.parts
         predicted = [(part, shapes[part.prediction]) for part in parts if isinstance(part, CrossEntropy)]
-        look = functools.partial(_expect_classes, predicted)
-        self._step_session = BoundSession(step.model, inputs, outputs, self._device, look)
+        validate = functools.partial(_expect_classes, predicted)
+        self._step_session = Session(step.model, inputs, outputs, self._device, validate)
         used = {str(v.name) for v in evaluated.model.graph.inputs}
         inputs = {name: array for name, array in changed.items() if name in used}
-        session = BoundSession(evaluated.model, inputs, {}, self._device, look)
+        session = Session(evaluated.model, inputs, {}, self._device, validate)
         targets = [] if isinstance(loss, str) else [part.target for part in loss.parts]
         self._evaluation = Evaluation(evaluated, session, self._device, targets, self.ranks)
 
@@ -162,13 +162,13 @@ class Trainer:
             loss = self._run(batch)
             if not math.isfinite(loss):
                 self._stop(f"the loss is {loss}")
-            if self._total is None or self._gather():
-                if self._exchange is not None:
-                    self._exchange.add_up_gradients()
+            if self._total is None or self._accumulate_gradients():
+                if self._collectives is not None:
+                    self._collectives.reduce_gradients()
                 self._clip()
                 self._state.step(self.schedule(self._state.steps))
-                if self._exchange is not None:
-                    self._exchange.hand_round_parameters()
+                if self._collectives is not None:
+                    self._collectives.all_gather_parameters()
                     if self.steps % CHECK_EVERY == 0:
                         self.expect_no_drift()
             for current, following in zip(self.statistics.values(), self._following.values(), strict=True):
@@ -177,61 +177,61 @@ class Trainer:
         return loss
 
     def _run(self, batch: Mapping[str, Any]) -> float:
-        """Loss and gradients of a batch; with other ranks the loss of all of it, and the gradients of a part."""
-        if self._shares is None:
+        """Loss and gradients of a batch; with other ranks the loss of the batch and the gradients of this slice."""
+        if self._slicer is None:
             self._step_session.run(batch)
-            return self.ranks.add_losses(float(self._loss))
+            return self.ranks.sum_losses(float(self._loss))
         session = self._step_session
-        part, arrays, error = None, {}, None
+        local, arrays, error = None, {}, None
         try:
-            part = self._shares.cut(batch, session.dims)
-            arrays = session.checked(part)
+            local = self._slicer.slice_batch(batch, session.dims)
+            arrays = session.checked(local)
         except Exception as problem:  # all ranks raise it, once all have told
             error = problem
-        self._shares.agree(part, arrays, error)
+        self._slicer.agree(local, arrays, error)
         try:
             session.run_checked(arrays)
         except Exception as problem:
             if self._step.statistics:  # the others wait for this one, in the middle of the graph
                 raise
             error = problem
-        return self.ranks.add_losses(float(self._loss), error)
+        return self.ranks.sum_losses(float(self._loss), error)
 
     def expect_no_drift(self) -> None:
         """Raises one sentence that names the first parameter which differs between processes; done now and then."""
-        if self._exchange is not None:
-            self._exchange.expect_no_drift({**self.parameters, **self.statistics}, self.steps)
+        if self._collectives is not None:
+            self._collectives.expect_no_drift({**self.parameters, **self.statistics}, self.steps)
 
-    def _gather(self) -> bool:
+    def _accumulate_gradients(self) -> bool:
         """Adds up the gradients of a micro-batch; true if it was the last for an update."""
         assert self._total is not None
-        pieces, grad = self._state.all_pieces, self._buffers.grad
+        chunks, grad = self._state.all_chunks, self._buffers.grad
         if self._waiting == 0:
             self._device.copy(self._total, grad)
         else:
-            self._device.run("add", pieces, self._total, grad)
+            self._device.run("add", chunks, self._total, grad)
         self._waiting += 1
         if self._waiting < self._accumulate:
             return False
         self._waiting = 0
         self._device.copy(grad, self._total)
-        self._device.run("scale", pieces, grad, 1 / self._accumulate)
+        self._device.run("scale", chunks, grad, 1 / self._accumulate)
         return True
 
     def _clip(self) -> None:
-        pieces, grad = self._state.pieces, self._state.grad
+        chunks, grad = self._state.chunks, self._state.grad
         self.gradient_norm = self._norm()
         if not math.isfinite(self.gradient_norm):
             self._stop("a gradient is no number")
         if self._clip_norm is not None and self.gradient_norm > self._clip_norm:
-            self._device.run("scale", pieces, grad, self._clip_norm / (self.gradient_norm + 1e-6))
+            self._device.run("scale", chunks, grad, self._clip_norm / (self.gradient_norm + 1e-6))
         if self._clip_value is not None:
-            self._device.run("clamp", pieces, grad, self._clip_value)
+            self._device.run("clamp", chunks, grad, self._clip_value)
 
     def _stop(self, why: str) -> None:
         arrays = ((name, self._device.to_numpy(g)) for name, g in self.gradients.items())
         mine = next((k for k, (_, g) in enumerate(arrays) if not np.isfinite(g).all()), len(self.gradients))
-        first = min(self.ranks.everybodys(mine))
+        first = min(self.ranks.all_gather(mine))
         bad = next(islice(self.gradients, first, None), None)
         told = f", and so is the gradient of {bad!r}" if bad is not None else ""
         text = f"step {self.steps + 1}: {why}{told}; the parameters are those before the step"
@@ -273,14 +273,14 @@ class Trainer:
         """
         where = None if checkpoint is None else Path(checkpoint)
         told = log if self.ranks.is_first or getattr(log, "on_every_rank", False) else None
-        plan = Plan(batches, epochs, validation, metrics, where, save_every, told)
-        self.ranks.on_first(plan.expect_place)
-        self._place = self._place or Place()
+        options = FitOptions(batches, epochs, validation, metrics, where, save_every, told)
+        self.ranks.on_first(options.expect_place)
+        self._position = self._position or Position()
         try:
             with self.ranks.together():
-                return fit(self, plan, self._place, quiet)
+                return fit(self, options, self._position, quiet)
         finally:
-            self._place = None
+            self._position = None
 
     def save(self, path: str | Path) -> None:
         """Writes weights, statistics, the optimizer's state and where training is, as one safetensors file.
@@ -289,7 +289,7 @@ class Trainer:
         """
         facts = {
             "steps": self._state.steps, "batches": self._batches, "seed": self.seed, "waiting": self._waiting,
-            "optimizer": self.optimizer.name, "place": None if self._place is None else asdict(self._place),
+            "optimizer": self.optimizer.name, "place": None if self._position is None else asdict(self._position),
         }  # fmt: skip
         with self.ranks.together():
             arrays = self._arrays(self._waiting)
@@ -305,15 +305,15 @@ class Trainer:
         """
         with self.ranks.together():
             slots = self._state.slots
-            room = slots if self._exchange is None else {n: self._exchange.room(a) for n, a in slots.items()}
+            room = slots if self._collectives is None else {n: self._collectives.room_for(a) for n, a in slots.items()}
             facts = self.ranks.on_first(lambda: self._read(Path(path), room))
             self._state.steps, self._batches = facts["steps"], facts["batches"]
             self.seed, self._waiting = facts["seed"], facts["waiting"]
-            self._place = None if facts["place"] is None else Place(**facts["place"])
-            if self._exchange is not None:
-                self._exchange.start_from_first([self._buffers.data, *self.statistics.values()])
+            self._position = None if facts["place"] is None else Position(**facts["place"])
+            if self._collectives is not None:
+                self._collectives.broadcast([self._buffers.data, *self.statistics.values()])
                 for name, array in slots.items():
-                    self._exchange.hand_out(room[name], array)
+                    self._collectives.scatter_slot(room[name], array)
                 if self._total is not None and not self.ranks.is_first:
                     self._total[...] = 0  # the first one has what was waiting
 
@@ -335,9 +335,9 @@ class Trainer:
     def _arrays(self, waiting: int) -> dict[str, Any]:
         """All that a checkpoint holds; on the first rank, if there are others."""
         slots, total = self._state.slots, self._total if waiting else None
-        if self._exchange is not None:
-            slots = {name: self._exchange.whole(array) for name, array in slots.items()}
-            total = None if total is None else self._exchange.added_up(total)
+        if self._collectives is not None:
+            slots = {name: self._collectives.gather_slot(array) for name, array in slots.items()}
+            total = None if total is None else self._collectives.summed(total)
         return self._named(slots, total) if self.ranks.is_first else {}
 
     def _named(self, slots: Mapping[str, Any], total: Any) -> dict[str, Any]:

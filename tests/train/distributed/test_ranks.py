@@ -17,7 +17,7 @@ from onnx import numpy_helper
 from tests.checks import same_bits
 from tests.train.distributed import rank_programs as programs
 
-from onnxgrad.train.batches import Batches, part_of
+from onnxgrad.train.batches import Batches, slice_of
 
 ROOT = Path(__file__).parents[3]
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
@@ -147,7 +147,7 @@ REFUSED = {
         "FileNotFoundError: '/no/folder/run.safetensors' is no file, expected a checkpoint of a trainer",
     "a_metric_that_raises": "RankError: rank 1: ZeroDivisionError: nothing to divide by",
     "a_fixed_batch":
-        "ValueError: the model takes batches of a fixed size, so that 2 ranks cannot share one: give the first "
+        "ValueError: the model takes batches of a fixed size, so that 2 ranks cannot split one: give the first "
         "dimension of its inputs a name in place of a number",
     "no_communicator_of_mpi4py":
         "TypeError: Trainer: communicator is a str, expected one of mpi4py, as MPI.COMM_WORLD",
@@ -239,12 +239,12 @@ def test_the_command_line_under_mpiexec(tmp_path):
 @pytest.mark.parametrize("examples", [1, 2, 3, 4, 7, 57])
 def test_no_example_is_lost_or_doubled(examples):
     for size in (1, 2, 3, 4, 8):
-        cut = [part_of(examples, rank, size) for rank in range(size)]
+        cut = [slice_of(examples, rank, size) for rank in range(size)]
         assert np.concatenate([np.arange(examples)[c] for c in cut]).tolist() == list(range(examples))
         assert max(c.stop - c.start for c in cut) - min(c.stop - c.start for c in cut) <= 1
         data = {"x": np.arange(examples)}
         whole = [b["x"].tolist() for b in Batches(data, 4, seed=3)]
-        each = [Batches(data, 4, seed=3).parts(rank, size) for rank in range(size)]
+        each = [Batches(data, 4, seed=3).slices(rank, size) for rank in range(size)]
         for expected, parts in zip(whole, zip(*each, strict=True), strict=True):
             assert [x for part in parts for x in part["x"][: part.examples].tolist()] == expected
             assert all(len(part["x"]) == max(1, part.examples) for part in parts)
@@ -257,14 +257,14 @@ def test_batches_that_a_class_makes_are_made_by_it():
                 yield {"x": -one["x"]}
 
     mine = Negative({"x": np.arange(10)}, 4, shuffle=False)
-    assert [b["x"].tolist() for b in mine.parts(1, 2, 1)] == [[-4, -5, -6, -7], [-8, -9]]  # the trainer cuts them
-    assert [b["x"].tolist() for b in mine.turns(1, 2)] == [[-4, -5, -6, -7]]
+    assert [b["x"].tolist() for b in mine.slices(1, 2, 1)] == [[-4, -5, -6, -7], [-8, -9]]  # the trainer cuts them
+    assert [b["x"].tolist() for b in mine.round_robin(1, 2)] == [[-4, -5, -6, -7]]
     plain = Batches({"x": np.arange(10)}, 4, shuffle=False)
-    assert [b["x"].tolist() for b in plain.turns(0, 2)] == [[0, 1, 2, 3], [8, 9]]
+    assert [b["x"].tolist() for b in plain.round_robin(0, 2)] == [[0, 1, 2, 3], [8, 9]]
 
 
 def test_a_trainer_alone_shares_nothing():
     with pytest.raises(ValueError) as caught:
         programs.trainer("adam", shard_optimizer=True)
-    assert str(caught.value) == "Trainer: shard_optimizer needs a communicator, whose processes share the state"
+    assert str(caught.value) == "Trainer: shard_optimizer needs a communicator, whose processes shard the state"
     assert "mpi4py" not in sys.modules

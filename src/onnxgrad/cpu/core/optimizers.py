@@ -2,7 +2,7 @@
 
 `hyper` has a row for each group of parameters, in the order that optim.py writes them; the first column is the rate.
 Numbers are computed in the parameters' own type, as PyTorch does; 1 - beta is rounded once, or a beta of 0.999 would be
-off by 2e-5. A piece is cut out of the arrays before it is gone through: indices that start at 0 let the compiler use
+off by 2e-5. A chunk is cut out of the arrays before it is gone through: indices that start at 0 let the compiler use
 vector instructions, which makes AdamW three times as fast on a Xeon. cuda/core/optimizers.py
 has the same functions for GPUs.
 """
@@ -21,8 +21,8 @@ summing = functools.partial(native, fastmath={"contract", "reassoc"})
 
 
 @native
-def _sgd_piece(k, pieces, hyper, all_p, all_g, all_moved, first):
-    start, stop, group = pieces[k, 0], pieces[k, 1], pieces[k, 2]
+def _sgd_chunk(k, chunks, hyper, all_p, all_g, all_moved, first):
+    start, stop, group = chunks[k, 0], chunks[k, 1], chunks[k, 2]
     p, g = all_p[start:stop], all_g[start:stop]
     kind = p.dtype.type
     rate, decay = kind(hyper[group, 0]), kind(hyper[group, 1])
@@ -47,14 +47,14 @@ def _sgd_piece(k, pieces, hyper, all_p, all_g, all_moved, first):
 
 
 @native
-def sgd(pieces, hyper, p, g, momentum_of, first, scheduler):
+def sgd(chunks, hyper, p, g, momentum_of, first, scheduler):
     """PyTorch's: the first step of the momentum is the gradient itself."""
-    parallel(scheduler, len(pieces), _sgd_piece, (pieces, hyper, p, g, momentum_of, first))
+    parallel(scheduler, len(chunks), _sgd_chunk, (chunks, hyper, p, g, momentum_of, first))
 
 
 @native
-def _adam_piece(k, pieces, hyper, all_p, all_g, all_m, all_v):
-    start, stop, group = pieces[k, 0], pieces[k, 1], pieces[k, 2]
+def _adam_chunk(k, chunks, hyper, all_p, all_g, all_m, all_v):
+    start, stop, group = chunks[k, 0], chunks[k, 1], chunks[k, 2]
     p, g, m, v = all_p[start:stop], all_g[start:stop], all_m[start:stop], all_v[start:stop]
     kind = p.dtype.type
     beta1, beta2, eps = kind(hyper[group, 1]), kind(hyper[group, 2]), kind(hyper[group, 3])
@@ -71,14 +71,14 @@ def _adam_piece(k, pieces, hyper, all_p, all_g, all_m, all_v):
 
 
 @native
-def adam(pieces, hyper, p, g, m, v, scheduler):
+def adam(chunks, hyper, p, g, m, v, scheduler):
     """Adam and both forms of AdamW, which differ in the numbers they are given (optim.py)."""
-    parallel(scheduler, len(pieces), _adam_piece, (pieces, hyper, p, g, m, v))
+    parallel(scheduler, len(chunks), _adam_chunk, (chunks, hyper, p, g, m, v))
 
 
 @native
-def _adagrad_piece(k, pieces, hyper, all_p, all_g, all_total):
-    start, stop, group = pieces[k, 0], pieces[k, 1], pieces[k, 2]
+def _adagrad_chunk(k, chunks, hyper, all_p, all_g, all_total):
+    start, stop, group = chunks[k, 0], chunks[k, 1], chunks[k, 2]
     p, g, total = all_p[start:stop], all_g[start:stop], all_total[start:stop]
     kind = p.dtype.type
     rate, decay, eps = kind(hyper[group, 0]), kind(hyper[group, 1]), kind(hyper[group, 2])
@@ -89,13 +89,13 @@ def _adagrad_piece(k, pieces, hyper, all_p, all_g, all_total):
 
 
 @native
-def adagrad(pieces, hyper, p, g, total, scheduler):
-    parallel(scheduler, len(pieces), _adagrad_piece, (pieces, hyper, p, g, total))
+def adagrad(chunks, hyper, p, g, total, scheduler):
+    parallel(scheduler, len(chunks), _adagrad_chunk, (chunks, hyper, p, g, total))
 
 
 @native
-def _rmsprop_piece(k, pieces, hyper, all_p, all_g, all_square, all_mean, all_moved, centered):
-    start, stop, group = pieces[k, 0], pieces[k, 1], pieces[k, 2]
+def _rmsprop_chunk(k, chunks, hyper, all_p, all_g, all_square, all_mean, all_moved, centered):
+    start, stop, group = chunks[k, 0], chunks[k, 1], chunks[k, 2]
     p, g, square = all_p[start:stop], all_g[start:stop], all_square[start:stop]
     mean, moved = all_mean[start:stop], all_moved[start:stop]
     kind = p.dtype.type
@@ -116,14 +116,14 @@ def _rmsprop_piece(k, pieces, hyper, all_p, all_g, all_square, all_mean, all_mov
 
 
 @native
-def rmsprop(pieces, hyper, p, g, square, mean, momentum_of, centered, scheduler):
+def rmsprop(chunks, hyper, p, g, square, mean, momentum_of, centered, scheduler):
     """Arrays that a choice does not need may be empty."""
-    parallel(scheduler, len(pieces), _rmsprop_piece, (pieces, hyper, p, g, square, mean, momentum_of, centered))
+    parallel(scheduler, len(chunks), _rmsprop_chunk, (chunks, hyper, p, g, square, mean, momentum_of, centered))
 
 
 @summing
-def _lamb_direction_piece(k, pieces, hyper, all_p, all_g, all_m, all_v, all_directions, sums):
-    start, stop, group = pieces[k, 0], pieces[k, 1], pieces[k, 2]
+def _lamb_direction_chunk(k, chunks, hyper, all_p, all_g, all_m, all_v, all_directions, sums):
+    start, stop, group = chunks[k, 0], chunks[k, 1], chunks[k, 2]
     p, g, m, v = all_p[start:stop], all_g[start:stop], all_m[start:stop], all_v[start:stop]
     direction = all_directions[start:stop]
     kind = p.dtype.type
@@ -143,8 +143,8 @@ def _lamb_direction_piece(k, pieces, hyper, all_p, all_g, all_m, all_v, all_dire
 
 
 @native
-def _lamb_move_piece(k, pieces, hyper, all_p, all_directions, ratios):
-    start, stop, group, number = pieces[k, 0], pieces[k, 1], pieces[k, 2], pieces[k, 3]
+def _lamb_move_chunk(k, chunks, hyper, all_p, all_directions, ratios):
+    start, stop, group, number = chunks[k, 0], chunks[k, 1], chunks[k, 2], chunks[k, 3]
     p, direction = all_p[start:stop], all_directions[start:stop]
     rate = p.dtype.type(hyper[group, 0] * ratios[number])
     for i in range(len(p)):
@@ -152,44 +152,44 @@ def _lamb_move_piece(k, pieces, hyper, all_p, all_directions, ratios):
 
 
 @native
-def lamb_direction(pieces, hyper, p, g, m, v, direction, sums, scheduler):
-    """Adam's step, and the sums of squares of weights and step for each piece."""
-    parallel(scheduler, len(pieces), _lamb_direction_piece, (pieces, hyper, p, g, m, v, direction, sums))
+def lamb_direction(chunks, hyper, p, g, m, v, direction, sums, scheduler):
+    """Adam's step, and the sums of squares of weights and step for each chunk."""
+    parallel(scheduler, len(chunks), _lamb_direction_chunk, (chunks, hyper, p, g, m, v, direction, sums))
 
 
 @native
-def lamb_ratios(pieces, sums, ratios, scheduler):
+def lamb_ratios(chunks, sums, ratios, scheduler):
     """The size of each parameter over that of its step."""
     totals = np.zeros((len(ratios), 2))
-    for k in range(len(pieces)):  # in order, whichever thread has added up what
-        totals[pieces[k, 3], 0] += sums[k, 0]
-        totals[pieces[k, 3], 1] += sums[k, 1]
+    for k in range(len(chunks)):  # in order, whichever thread has added up what
+        totals[chunks[k, 3], 0] += sums[k, 0]
+        totals[chunks[k, 3], 1] += sums[k, 1]
     for number in range(len(ratios)):
         weights, steps = math.sqrt(totals[number, 0]), math.sqrt(totals[number, 1])
         ratios[number] = weights / steps if weights > 0 and steps > 0 else 1.0
 
 
 @native
-def lamb_move(pieces, hyper, p, direction, ratios, scheduler):
+def lamb_move(chunks, hyper, p, direction, ratios, scheduler):
     """The step, scaled for each parameter by its ratio."""
-    parallel(scheduler, len(pieces), _lamb_move_piece, (pieces, hyper, p, direction, ratios))
+    parallel(scheduler, len(chunks), _lamb_move_chunk, (chunks, hyper, p, direction, ratios))
 
 
 @native
-def _square_piece(k, pieces, g, sums):
-    sums[k] = sum_of_squares(g, pieces[k, 0], pieces[k, 1])
+def _square_chunk(k, chunks, g, sums):
+    sums[k] = sum_of_squares(g, chunks[k, 0], chunks[k, 1])
 
 
 @native
-def squares(pieces, g, sums, scheduler):
-    """The sum of squares of each piece, in float64."""
-    parallel(scheduler, len(pieces), _square_piece, (pieces, g, sums))
+def squares(chunks, g, sums, scheduler):
+    """The sum of squares of each chunk, in float64."""
+    parallel(scheduler, len(chunks), _square_chunk, (chunks, g, sums))
 
 
 @native
-def sum_of_all_squares(pieces, g, sums, lengths, scheduler):
-    """The sum over all pieces, and the squares of other lengths."""
-    squares(pieces, g, sums, scheduler)
+def sum_of_all_squares(chunks, g, sums, lengths, scheduler):
+    """The sum over all chunks, and the squares of other lengths."""
+    squares(chunks, g, sums, scheduler)
     total = sums.sum()
     for length in lengths:
         total += np.float64(length) * np.float64(length)
@@ -197,41 +197,41 @@ def sum_of_all_squares(pieces, g, sums, lengths, scheduler):
 
 
 @native
-def _scale_piece(k, pieces, all_g, factor):
-    g = all_g[pieces[k, 0] : pieces[k, 1]]
+def _scale_chunk(k, chunks, all_g, factor):
+    g = all_g[chunks[k, 0] : chunks[k, 1]]
     by = g.dtype.type(factor)
     for i in range(len(g)):
         g[i] *= by
 
 
 @native
-def scale(pieces, g, factor, scheduler):
+def scale(chunks, g, factor, scheduler):
     """g *= factor"""
-    parallel(scheduler, len(pieces), _scale_piece, (pieces, g, factor))
+    parallel(scheduler, len(chunks), _scale_chunk, (chunks, g, factor))
 
 
 @native
-def _clamp_piece(k, pieces, all_g, limit):
-    g = all_g[pieces[k, 0] : pieces[k, 1]]
+def _clamp_chunk(k, chunks, all_g, limit):
+    g = all_g[chunks[k, 0] : chunks[k, 1]]
     most = g.dtype.type(limit)
     for i in range(len(g)):
         g[i] = min(max(g[i], -most), most)
 
 
 @native
-def clamp(pieces, g, limit, scheduler):
+def clamp(chunks, g, limit, scheduler):
     """g within ± limit"""
-    parallel(scheduler, len(pieces), _clamp_piece, (pieces, g, limit))
+    parallel(scheduler, len(chunks), _clamp_chunk, (chunks, g, limit))
 
 
 @native
-def _add_piece(k, pieces, all_totals, all_g):
-    total, g = all_totals[pieces[k, 0] : pieces[k, 1]], all_g[pieces[k, 0] : pieces[k, 1]]
+def _add_chunk(k, chunks, all_totals, all_g):
+    total, g = all_totals[chunks[k, 0] : chunks[k, 1]], all_g[chunks[k, 0] : chunks[k, 1]]
     for i in range(len(g)):
         total[i] += g[i]
 
 
 @native
-def add(pieces, total, g, scheduler):
+def add(chunks, total, g, scheduler):
     """total += g"""
-    parallel(scheduler, len(pieces), _add_piece, (pieces, total, g))
+    parallel(scheduler, len(chunks), _add_chunk, (chunks, total, g))

@@ -1,4 +1,4 @@
-"""The optimizers' updates on a GPU: the functions of cpu/core/optimizers.py, one program a piece."""
+"""The optimizers' updates on a GPU: the functions of cpu/core/optimizers.py, one program a chunk."""
 
 from typing import Any
 
@@ -10,23 +10,23 @@ import triton.language as tl
 from onnxgrad.cuda.core.launch import launch
 from onnxgrad.tensor_types import Array
 
-BLOCK = 1 << 12  # elements of a piece
+BLOCK = 1 << 12  # elements of a chunk
 WARPS = 8
 
 
 @triton.jit
-def _elements(pieces, BLOCK: tl.constexpr):
-    """The elements of this program's piece, which of them there are, and the row of its group."""
-    at = pieces + 4 * tl.program_id(0).to(tl.int64)
+def _elements(chunks, BLOCK: tl.constexpr):
+    """The elements of this program's chunk, which of them there are, and the row of its group."""
+    at = chunks + 4 * tl.program_id(0).to(tl.int64)
     start, stop, group = tl.load(at), tl.load(at + 1), tl.load(at + 2)
     i = start + tl.arange(0, BLOCK)
     return i, i < stop, group
 
 
 @triton.jit
-def _sgd(pieces, hyper, p, g, momentum_of, WIDTH: tl.constexpr, MOMENTUM: tl.constexpr, FIRST: tl.constexpr,
+def _sgd(chunks, hyper, p, g, momentum_of, WIDTH: tl.constexpr, MOMENTUM: tl.constexpr, FIRST: tl.constexpr,
          BLOCK: tl.constexpr):  # fmt: skip
-    i, inside, group = _elements(pieces, BLOCK)
+    i, inside, group = _elements(chunks, BLOCK)
     kind: tl.constexpr = p.dtype.element_ty
     row = hyper + group * WIDTH
     rate, decay, momentum = tl.load(row).to(kind), tl.load(row + 1).to(kind), tl.load(row + 2).to(kind)
@@ -40,13 +40,13 @@ def _sgd(pieces, hyper, p, g, momentum_of, WIDTH: tl.constexpr, MOMENTUM: tl.con
     tl.store(p + i, now - rate * step, inside)
 
 
-def sgd(pieces: Any, hyper: Array, p: Any, g: Any, momentum_of: Any, first: bool) -> None:
-    _launch(_sgd, pieces, hyper, p, g, momentum_of, len(momentum_of) > 0, first)
+def sgd(chunks: Any, hyper: Array, p: Any, g: Any, momentum_of: Any, first: bool) -> None:
+    _launch(_sgd, chunks, hyper, p, g, momentum_of, len(momentum_of) > 0, first)
 
 
 @triton.jit
-def _adam(pieces, hyper, p, g, m, v, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    i, inside, group = _elements(pieces, BLOCK)
+def _adam(chunks, hyper, p, g, m, v, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    i, inside, group = _elements(chunks, BLOCK)
     kind: tl.constexpr = p.dtype.element_ty
     row = hyper + group * WIDTH
     beta1, beta2, eps = tl.load(row + 1).to(kind), tl.load(row + 2).to(kind), tl.load(row + 3).to(kind)
@@ -62,13 +62,13 @@ def _adam(pieces, hyper, p, g, m, v, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(p + i, now - after * now, inside)
 
 
-def adam(pieces: Any, hyper: Array, p: Any, g: Any, m: Any, v: Any) -> None:
-    _launch(_adam, pieces, hyper, p, g, m, v)
+def adam(chunks: Any, hyper: Array, p: Any, g: Any, m: Any, v: Any) -> None:
+    _launch(_adam, chunks, hyper, p, g, m, v)
 
 
 @triton.jit
-def _adagrad(pieces, hyper, p, g, total, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    i, inside, group = _elements(pieces, BLOCK)
+def _adagrad(chunks, hyper, p, g, total, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    i, inside, group = _elements(chunks, BLOCK)
     kind: tl.constexpr = p.dtype.element_ty
     row = hyper + group * WIDTH
     rate, decay, eps = tl.load(row).to(kind), tl.load(row + 1).to(kind), tl.load(row + 2).to(kind)
@@ -79,14 +79,14 @@ def _adagrad(pieces, hyper, p, g, total, WIDTH: tl.constexpr, BLOCK: tl.constexp
     tl.store(p + i, now - rate * grad / (tl.sqrt(square) + eps), inside)
 
 
-def adagrad(pieces: Any, hyper: Array, p: Any, g: Any, total: Any) -> None:
-    _launch(_adagrad, pieces, hyper, p, g, total)
+def adagrad(chunks: Any, hyper: Array, p: Any, g: Any, total: Any) -> None:
+    _launch(_adagrad, chunks, hyper, p, g, total)
 
 
 @triton.jit
-def _rmsprop(pieces, hyper, p, g, square, mean, momentum_of, WIDTH: tl.constexpr, MOMENTUM: tl.constexpr,
+def _rmsprop(chunks, hyper, p, g, square, mean, momentum_of, WIDTH: tl.constexpr, MOMENTUM: tl.constexpr,
              CENTERED: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    i, inside, group = _elements(pieces, BLOCK)
+    i, inside, group = _elements(chunks, BLOCK)
     kind: tl.constexpr = p.dtype.element_ty
     row = hyper + group * WIDTH
     rate, decay, eps = tl.load(row).to(kind), tl.load(row + 1).to(kind), tl.load(row + 2).to(kind)
@@ -109,14 +109,14 @@ def _rmsprop(pieces, hyper, p, g, square, mean, momentum_of, WIDTH: tl.constexpr
 
 
 def rmsprop(
-    pieces: Any, hyper: Array, p: Any, g: Any, square: Any, mean: Any, momentum_of: Any, centered: bool
+    chunks: Any, hyper: Array, p: Any, g: Any, square: Any, mean: Any, momentum_of: Any, centered: bool
 ) -> None:
-    _launch(_rmsprop, pieces, hyper, p, g, square, mean, momentum_of, len(momentum_of) > 0, centered)
+    _launch(_rmsprop, chunks, hyper, p, g, square, mean, momentum_of, len(momentum_of) > 0, centered)
 
 
 @triton.jit
-def _lamb_direction(pieces, hyper, p, g, m, v, direction, sums, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    i, inside, group = _elements(pieces, BLOCK)
+def _lamb_direction(chunks, hyper, p, g, m, v, direction, sums, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    i, inside, group = _elements(chunks, BLOCK)
     kind: tl.constexpr = p.dtype.element_ty
     row = hyper + group * WIDTH
     beta1, beta2, eps = tl.load(row + 1).to(kind), tl.load(row + 2).to(kind), tl.load(row + 3).to(kind)
@@ -134,55 +134,55 @@ def _lamb_direction(pieces, hyper, p, g, m, v, direction, sums, WIDTH: tl.conste
 
 
 @triton.jit
-def _lamb_move(pieces, hyper, p, direction, ratios, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    i, inside, group = _elements(pieces, BLOCK)
-    number = tl.load(pieces + 4 * tl.program_id(0).to(tl.int64) + 3)
+def _lamb_move(chunks, hyper, p, direction, ratios, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    i, inside, group = _elements(chunks, BLOCK)
+    number = tl.load(chunks + 4 * tl.program_id(0).to(tl.int64) + 3)
     rate = (tl.load(hyper + group * WIDTH) * tl.load(ratios + number)).to(p.dtype.element_ty)
     tl.store(p + i, tl.load(p + i, inside) - rate * tl.load(direction + i, inside), inside)
 
 
-def lamb_direction(pieces: Any, hyper: Array, p: Any, g: Any, m: Any, v: Any, direction: Any, sums: Any) -> None:
-    _launch(_lamb_direction, pieces, hyper, p, g, m, v, direction, sums)
+def lamb_direction(chunks: Any, hyper: Array, p: Any, g: Any, m: Any, v: Any, direction: Any, sums: Any) -> None:
+    _launch(_lamb_direction, chunks, hyper, p, g, m, v, direction, sums)
 
 
-def lamb_ratios(pieces: Any, sums: Any, ratios: Any) -> None:
-    # The pieces of a parameter lie side by side; this adds them up in the same order every time.
-    of_each = torch.bincount(pieces[:, 3], minlength=len(ratios))
+def lamb_ratios(chunks: Any, sums: Any, ratios: Any) -> None:
+    # The chunks of a parameter lie side by side; this adds them up in the same order every time.
+    of_each = torch.bincount(chunks[:, 3], minlength=len(ratios))
     sizes = torch.segment_reduce(sums, "sum", lengths=of_each, axis=0).sqrt_()
     whole = (sizes[:, 0] > 0) & (sizes[:, 1] > 0)
     ratios.copy_(torch.where(whole, sizes[:, 0] / sizes[:, 1], 1.0))
 
 
-def lamb_move(pieces: Any, hyper: Array, p: Any, direction: Any, ratios: Any) -> None:
-    _launch(_lamb_move, pieces, hyper, p, direction, ratios)
+def lamb_move(chunks: Any, hyper: Array, p: Any, direction: Any, ratios: Any) -> None:
+    _launch(_lamb_move, chunks, hyper, p, direction, ratios)
 
 
 @triton.jit
-def _squares(pieces, g, sums, BLOCK: tl.constexpr):
-    i, inside, _ = _elements(pieces, BLOCK)
+def _squares(chunks, g, sums, BLOCK: tl.constexpr):
+    i, inside, _ = _elements(chunks, BLOCK)
     x = tl.load(g + i, inside, 0.0).to(tl.float64)
     tl.store(sums + tl.program_id(0), tl.sum(x * x, 0))
 
 
-def squares(pieces: Any, g: Any, sums: Any) -> None:
-    launch(_squares, len(pieces), pieces, g, sums, BLOCK, num_warps=WARPS)
+def squares(chunks: Any, g: Any, sums: Any) -> None:
+    launch(_squares, len(chunks), chunks, g, sums, BLOCK, num_warps=WARPS)
 
 
-def scale(pieces: Any, g: Any, factor: float) -> None:
+def scale(chunks: Any, g: Any, factor: float) -> None:
     g.mul_(factor)
 
 
-def clamp(pieces: Any, g: Any, limit: float) -> None:
+def clamp(chunks: Any, g: Any, limit: float) -> None:
     g.clamp_(-limit, limit)
 
 
-def add(pieces: Any, total: Any, g: Any) -> None:
+def add(chunks: Any, total: Any, g: Any) -> None:
     total.add_(g)
 
 
-def _launch(kernel: Any, pieces: Any, hyper: Any, p: Any, *rest: Any) -> None:
+def _launch(kernel: Any, chunks: Any, hyper: Any, p: Any, *rest: Any) -> None:
     numbers = torch.from_numpy(np.ascontiguousarray(hyper)).to(p.device) if isinstance(hyper, np.ndarray) else hyper
     tensors = [x for x in rest if isinstance(x, torch.Tensor)]
     settings = [bool(x) for x in rest if not isinstance(x, torch.Tensor)]
-    args = (pieces, numbers, p, *tensors, numbers.shape[1], *settings, BLOCK)
-    launch(kernel, len(pieces), *args, num_warps=WARPS)
+    args = (chunks, numbers, p, *tensors, numbers.shape[1], *settings, BLOCK)
+    launch(kernel, len(chunks), *args, num_warps=WARPS)

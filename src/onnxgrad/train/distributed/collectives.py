@@ -1,8 +1,8 @@
-"""What ranks do with the arrays of a trainer: gradients added up, parameters and state handed round, drift found.
+"""Collectives over the arrays of a trainer: gradients reduced, parameters and state gathered, drift found.
 
-The gradient of the whole model is one array, and one run of the session gives all of it at once. So it is added up in
-one go: each rank gets the sum of its block, and the blocks are put together, of the gradient, or of the parameters
-where each rank updates its block alone. Either way the same sums are made in the same order.
+The gradient of the whole model is one array, and one run of the session computes all of it. So it is reduced in one go:
+a reduce-scatter gives each rank the sum of its shard, and an all-gather the shards of the others: of the gradient, or
+of the parameters where each rank updates its shard alone. Either way the same sums are made in the same order.
 """
 
 import zlib
@@ -20,78 +20,78 @@ from onnxgrad.train.optim import OptimizerState
 CHECK_EVERY = 100  # updates; a digest of 100 million parameters takes 0.1 s or so
 
 
-class Exchange:
-    """The arrays of one trainer; `shards_optimizer` if each rank updates its block of the parameters alone."""
+class Collectives:
+    """The arrays of one trainer; `shards_optimizer` if each rank updates its shard of the parameters alone."""
 
     def __init__(self, ranks: Ranks, buffers: Buffers, device: Device, state: OptimizerState) -> None:
         self.ranks, self._buffers, self._device, self._state = ranks, buffers, device, state
         self.shards_optimizer = state.grad is not buffers.grad
-        # On a GPU these are the host's, where MPI finds them; on the CPU there is nothing between.
+        # MPI reads the host's memory: on a GPU arrays are copied to this one, on the CPU they are there already.
         self._staged: Array | None = device.staging(buffers.length, buffers.dtype)
-        here = self.shards_optimizer and self._staged is None
-        self._mine: Array = state.grad if here else np.zeros(buffers.block, buffers.dtype)
+        in_place = self.shards_optimizer and self._staged is None
+        self._shard: Array = state.grad if in_place else np.zeros(buffers.shard, buffers.dtype)
 
-    def add_up_gradients(self) -> None:
-        """The gradients that the optimizer goes by, of all ranks."""
-        whole = self._on_host(self._buffers.grad)
-        self.ranks.add_up_and_cut(whole, self._mine)
+    def reduce_gradients(self) -> None:
+        """Sums over all ranks the gradients that this rank's optimizer needs."""
+        whole = self._to_host(self._buffers.grad)
+        self.ranks.reduce_scatter(whole, self._shard)
         if not self.shards_optimizer:
-            self.ranks.put_together(self._mine, whole)
+            self.ranks.all_gather_shards(self._shard, whole)
             self._from_host(self._buffers.grad, whole)
         elif self._staged is not None:
-            self._device.copy(self._state.grad, self._mine)
+            self._device.copy(self._state.grad, self._shard)
 
-    def hand_round_parameters(self) -> None:
-        """After an update of blocks, the parameters of all of them."""
+    def all_gather_parameters(self) -> None:
+        """After an update of shards, gives every rank the parameters of all shards."""
         if self.shards_optimizer:
-            whole = self._on_host(self._buffers.data)
-            block = self._buffers.block
-            self.ranks.put_together(whole[self.ranks.rank * block : (self.ranks.rank + 1) * block], whole)
+            whole = self._to_host(self._buffers.data)
+            shard = self._buffers.shard
+            self.ranks.all_gather_shards(whole[self.ranks.rank * shard : (self.ranks.rank + 1) * shard], whole)
             self._from_host(self._buffers.data, whole)
 
-    def start_from_first(self, arrays: Iterable[Any]) -> None:
-        """Everybody's arrays are those of rank 0."""
+    def broadcast(self, arrays: Iterable[Any]) -> None:
+        """Gives every rank the arrays of rank 0."""
         for array in arrays:
             host = array if isinstance(array, np.ndarray) else self._device.to_numpy(array)
             self.ranks.broadcast(host)
             if host is not array:
                 self._device.copy(array, host)
 
-    def whole(self, slot: Any) -> Any:
-        """All of a slot on rank 0, of which each rank has a block or, if that is how it is, the whole."""
+    def gather_slot(self, slot: Any) -> Any:
+        """On rank 0 all of an optimizer's slot, whether ranks have a shard or the whole of it."""
         if not self.shards_optimizer:
             return slot
-        found = self.room(slot)
-        self.ranks.to_first(self._device.to_numpy(slot), found if self.ranks.is_first else None)
-        return found
+        whole = self.room_for(slot)
+        self.ranks.gather(self._device.to_numpy(slot), whole if self.ranks.is_first else None)
+        return whole
 
-    def room(self, slot: Any) -> Any:
-        """Where rank 0 puts all of a slot, to be handed out."""
+    def room_for(self, slot: Any) -> Any:
+        """Memory on rank 0 for all of a slot."""
         if not self.shards_optimizer:
             return slot
         return np.zeros(self._buffers.length if self.ranks.is_first else 0, self._buffers.dtype)
 
-    def hand_out(self, whole: Any, slot: Any) -> None:
-        """The way back from `whole`."""
+    def scatter_slot(self, whole: Any, slot: Any) -> None:
+        """Reverses `gather_slot`."""
         if not self.shards_optimizer:
-            self.start_from_first([slot])
+            self.broadcast([slot])
             return
-        mine = np.empty(self._buffers.block, self._buffers.dtype)
-        self.ranks.from_first(whole if self.ranks.is_first else None, mine)
-        self._device.copy(slot, mine)
+        shard = np.empty(self._buffers.shard, self._buffers.dtype)
+        self.ranks.scatter(whole if self.ranks.is_first else None, shard)
+        self._device.copy(slot, shard)
 
-    def added_up(self, array: Any) -> Array:
-        """The sum over all ranks of an array as long as all parameters, apart from it."""
-        found = np.array(self._device.to_numpy(array))
-        self.ranks.add_up(found)
-        return found
+    def summed(self, array: Any) -> Array:
+        """A new array: the sum over all ranks of one as long as all parameters."""
+        total = np.array(self._device.to_numpy(array))
+        self.ranks.all_reduce(total)
+        return total
 
     def expect_no_drift(self, arrays: Mapping[str, Any], steps: int) -> None:
         """Raises one sentence if some array differs between ranks."""
         digests = [zlib.crc32(np.ascontiguousarray(self._device.to_numpy(a)).reshape(-1).data) for a in arrays.values()]
         self.ranks.expect_same_bits(digests, list(arrays), f"after step {steps}")
 
-    def _on_host(self, array: Any) -> Array:
+    def _to_host(self, array: Any) -> Array:
         if self._staged is None:
             return array  # type: ignore[no-any-return]
         self._device.fetch(self._staged, array)

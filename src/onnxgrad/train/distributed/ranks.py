@@ -1,7 +1,7 @@
-"""The processes that train together, "ranks" in MPI's words: what they tell each other, and how they end together.
+"""Ranks: the processes of an MPI communicator that train together, how they communicate, and how they end together.
 
-Whatever is sent goes through the communicator of mpi4py that the trainer was given. Numbers that decide something are
-gathered from all ranks and added up in their order by each of them, so that every rank decides the same.
+All messages go through the communicator of mpi4py that the trainer was given. Numbers that decide something are
+gathered from all ranks and summed in their order by each of them, so that every rank decides the same.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ import numpy as np
 from onnxgrad.cpu.core import groups
 from onnxgrad.cpu.core.threads import get_num_threads, set_num_threads
 from onnxgrad.tensor_types import Array
-from onnxgrad.train.distributed.watchdog import Watch
+from onnxgrad.train.distributed.watchdog import Watchdog
 from onnxgrad.train.interruption import SIGNALS, Interruption
 
 R = TypeVar("R")
@@ -26,69 +26,67 @@ ERROR = 1  # exit code of a rank that failed
 
 
 class RankError(RuntimeError):
-    """Something is wrong with some of the ranks; all of them raise it, at the same point."""
+    """Some rank failed; all ranks raise this error, at the same point."""
 
 
 def on_every_rank(error: BaseException) -> BaseException:
-    """Marks an error that all ranks raise at the same point: nobody waits for anybody then."""
+    """Marks an error that all ranks raise at the same point, so that no rank is left waiting for another."""
     error.raised_on_every_rank = True  # type: ignore[attr-defined]
     return error
 
 
-class Alone:
-    """One process, without MPI: there is nobody to tell anything."""
+class SingleProcess:
+    """One process, without MPI: it has nothing to communicate."""
 
-    rank, size, is_alone, is_first = 0, 1, True, True
+    rank, size, is_first = 0, 1, True
 
     def __init__(self) -> None:
         self._interruption: Interruption | None = None
 
-    def heed(self, interruption: Interruption | None) -> None:
-        """From now on `stop` tells of signals that it receives."""
+    def listen_to(self, interruption: Interruption | None) -> None:
+        """From now on `stop` reports the signals that `interruption` receives."""
         self._interruption = interruption
 
     @property
     def stop(self) -> str | None:
-        """The name of a signal that some rank has received, and all know of."""
+        """The name of a signal that some rank has received and all ranks know of."""
         return None if self._interruption is None else self._interruption.received
 
     def agree_to_stop(self) -> str | None:
         """Brings `stop` up to date."""
         return self.stop
 
-    def add_losses(self, loss: float, error: Exception | None = None) -> float:
-        """The sum over all ranks; an error of some rank is raised by all. Also brings `stop` up to date."""
+    def sum_losses(self, loss: float, error: Exception | None = None) -> float:
+        """The sum over all ranks; an error of one rank is raised by all. Also brings `stop` up to date."""
         if error is not None:
             raise error
         return loss
 
     def each(self, iterable: Iterable[R]) -> Iterator[R]:
-        """What an iterable gives; all ranks are at the same item, or all are at the end."""
+        """Iterates in step: all ranks are at the same item, or all are at the end."""
         return iter(iterable)
 
     def on_first(self, work: Callable[[], R]) -> R:
-        """Does it on rank 0; its result, or its error, is everybody's."""
+        """Does `work` on rank 0; every rank returns its result, or raises its error."""
         return work()
 
-    def everybodys(self, found: R, error: Exception | None = None) -> list[R]:
-        """What each rank has found, in their order; an error of some rank is raised by all."""
+    def all_gather(self, value: R, error: Exception | None = None) -> list[R]:
+        """The values of all ranks, in their order; an error of one rank is raised by all."""
         if error is not None:
             raise error
-        return [found]
+        return [value]
 
     def broadcast(self, array: Array) -> None:
-        """Rank 0's numbers, for all."""
+        """Overwrites the array with that of rank 0."""
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Around what ranks do in step: an error that only this one raises ends all of them."""
+        """Around work that ranks do in step: an error that only this rank raises ends all of them."""
         yield
 
 
-class Ranks(Alone):
-    """The ranks of a communicator; messages of the caller's own do not get in the way."""
-
-    is_alone = False
+class Ranks(SingleProcess):
+    """The ranks of a communicator, which is duplicated so that messages of the caller's own are kept apart."""
 
     def __init__(self, communicator: Any) -> None:
         try:
@@ -103,10 +101,10 @@ class Ranks(Alone):
         self._mpi, self._world = MPI, communicator.Dup()
         self.rank, self.size = self._world.rank, self._world.size
         self.is_first = self.rank == 0
-        self.group = groups.join(self._add_up_within_graph)
+        self.group = groups.join(self._all_reduce_within_graph)
         self._stop: str | None = None
         self._machine = self._world.Split_type(MPI.COMM_TYPE_SHARED)
-        self._watch = Watch(self._machine, self.rank)
+        self._watchdog = Watchdog(self._machine, self.rank)
         self._share_cores()
         self._end_with_errors()
 
@@ -117,8 +115,8 @@ class Ranks(Alone):
             isinstance(communicator, self._mpi.Intracomm) and self._mpi.Comm.Compare(communicator, self._world) in alike
         )
 
-    def heed(self, interruption: Interruption | None) -> None:
-        super().heed(interruption)
+    def listen_to(self, interruption: Interruption | None) -> None:
+        super().listen_to(interruption)
         self._stop = None
 
     @property
@@ -127,8 +125,8 @@ class Ranks(Alone):
 
     # Numbers
 
-    def share(self, numbers: Sequence[float], error: Exception | None = None) -> Array:
-        """A row of numbers from each rank. If some have an error instead, all raise it."""
+    def all_gather_numbers(self, numbers: Sequence[float], error: Exception | None = None) -> Array:
+        """A row of numbers from each rank; an error of one rank is raised by all."""
         mine = np.array([error is not None, *numbers], np.float64)
         rows = np.empty((self.size, len(mine)))
         self._world.Allgather(mine, rows)
@@ -137,19 +135,19 @@ class Ranks(Alone):
         return rows[:, 1:]
 
     def _common_error(self, mine: Exception | None, failed: Array) -> BaseException:
-        """Everybody's own, if all have one, else that of the first, under its rank."""
-        told = self._world.bcast("" if mine is None else _sentence(mine), root=int(failed[0]))
+        """The error that this rank raises: its own if all ranks have one, else that of the first, with its rank."""
+        message = self._world.bcast("" if mine is None else _sentence(mine), root=int(failed[0]))
         if mine is not None and len(failed) == self.size:
             return on_every_rank(mine)
-        return on_every_rank(RankError(f"rank {failed[0]}: {told}"))
+        return on_every_rank(RankError(f"rank {failed[0]}: {message}"))
 
-    def add_losses(self, loss: float, error: Exception | None = None) -> float:
-        rows = self.share([loss, self._signal()], error)
+    def sum_losses(self, loss: float, error: Exception | None = None) -> float:
+        rows = self.all_gather_numbers([loss, self._signal()], error)
         self._note(rows[:, 1])
         return float(sum(rows[:, 0].tolist()))
 
     def agree_to_stop(self) -> str | None:
-        self._note(self.share([self._signal()])[:, 0])
+        self._note(self.all_gather_numbers([self._signal()])[:, 0])
         return self._stop
 
     def _signal(self) -> int:
@@ -157,8 +155,8 @@ class Ranks(Alone):
         return 0 if received is None else 1 + SIGNALS.index(received)
 
     def _note(self, signals: Array) -> None:
-        heard = [int(s) for s in signals if s]
-        self._stop = SIGNALS[heard[0] - 1] if heard else None
+        received = [int(s) for s in signals if s]
+        self._stop = SIGNALS[received[0] - 1] if received else None
 
     def each(self, iterable: Iterable[R]) -> Iterator[R]:
         iterator = iter(iterable)
@@ -171,7 +169,7 @@ class Ranks(Alone):
                 pass
             except Exception as problem:
                 error = problem
-            there = self.share([len(found)], error)[:, 0]
+            there = self.all_gather_numbers([len(found)], error)[:, 0]
             if there.min() != there.max():
                 without = _ranks(np.flatnonzero(there == 0))
                 raise on_every_rank(
@@ -189,21 +187,21 @@ class Ranks(Alone):
                 result = work()
             except Exception as problem:
                 error = problem
-        failed, told = self._world.bcast((error is not None, _packed(result if error is None else error)), root=0)
+        failed, packed = self._world.bcast((error is not None, _packed(result if error is None else error)), root=0)
         if not failed:
-            return result if self.is_first else pickle.loads(told)  # type: ignore[no-any-return]
-        raise on_every_rank(error if error is not None else pickle.loads(told))
+            return result if self.is_first else pickle.loads(packed)  # type: ignore[no-any-return]
+        raise on_every_rank(error if error is not None else pickle.loads(packed))
 
-    def everybodys(self, found: R, error: Exception | None = None) -> list[R]:
-        self.share([], error)
-        return list(self._world.allgather(found))
+    def all_gather(self, value: R, error: Exception | None = None) -> list[R]:
+        self.all_gather_numbers([], error)
+        return list(self._world.allgather(value))
 
     def expect_same(self, facts: Sequence[tuple[str, Any]]) -> None:
         """Raises one sentence that names the first fact which is not the same on all ranks."""
-        # What has no words of its own is known by its address, which says nothing.
-        everybodys = self.everybodys([(name, re.sub(" at 0x[0-9a-f]+", "", repr(value))) for name, value in facts])
-        for k, (name, value) in enumerate(everybodys[0]):
-            others = [r for r, theirs in enumerate(everybodys) if len(theirs) <= k or theirs[k] != (name, value)]
+        # The repr of some objects has their address, which differs between processes.
+        gathered = self.all_gather([(name, re.sub(" at 0x[0-9a-f]+", "", repr(value))) for name, value in facts])
+        for k, (name, value) in enumerate(gathered[0]):
+            others = [r for r, theirs in enumerate(gathered) if len(theirs) <= k or theirs[k] != (name, value)]
             if others:
                 raise on_every_rank(ValueError(f"Trainer: {name} on {_ranks(others)} is not that of rank 0"))
 
@@ -221,49 +219,49 @@ class Ranks(Alone):
 
     # Arrays
 
-    def add_up(self, array: Array) -> None:
-        """The sum over all ranks, in place."""
+    def all_reduce(self, array: Array) -> None:
+        """Replaces the array by its sum over all ranks."""
         self._world.Allreduce(self._mpi.IN_PLACE, array)
 
-    def add_up_and_cut(self, array: Array, mine: Array) -> None:
-        """The sum over all ranks, of which each gets its block."""
-        self._world.Reduce_scatter_block(array, mine)
+    def reduce_scatter(self, array: Array, shard: Array) -> None:
+        """Sums the array over all ranks; each rank gets its shard of the sum."""
+        self._world.Reduce_scatter_block(array, shard)
 
-    def put_together(self, mine: Array, array: Array) -> None:
-        """The blocks of all ranks, side by side; `mine` may be a part of `array`."""
-        inside = np.may_share_memory(mine, array)
-        self._world.Allgather(self._mpi.IN_PLACE if inside else mine, array)
+    def all_gather_shards(self, shard: Array, array: Array) -> None:
+        """Fills the array with the shards of all ranks; `shard` may be a view of its place in it."""
+        inside = np.may_share_memory(shard, array)
+        self._world.Allgather(self._mpi.IN_PLACE if inside else shard, array)
 
-    def one_after_another(self, mine: Array) -> Array:
-        """Rows of all ranks, of which each has some."""
-        return np.concatenate(self._world.allgather(np.ascontiguousarray(mine)))
+    def all_gather_rows(self, rows: Array) -> Array:
+        """The rows of all ranks, whose numbers may differ."""
+        return np.concatenate(self._world.allgather(np.ascontiguousarray(rows)))
 
     def broadcast(self, array: Array) -> None:
         self._world.Bcast(array, root=0)
 
-    def to_first(self, mine: Array, array: Array | None) -> None:
-        """The blocks of all ranks, side by side on rank 0."""
-        self._world.Gather(mine, array, root=0)
+    def gather(self, shard: Array, array: Array | None) -> None:
+        """Fills the array of rank 0 with the shards of all ranks."""
+        self._world.Gather(shard, array, root=0)
 
-    def from_first(self, array: Array | None, mine: Array) -> None:
-        """Each rank's block of what rank 0 has."""
-        self._world.Scatter(array, mine, root=0)
+    def scatter(self, array: Array | None, shard: Array) -> None:
+        """Gives each rank its shard of the array of rank 0."""
+        self._world.Scatter(array, shard, root=0)
 
-    def place_on_machine(self) -> int:
-        """The number of this rank among those that share its machine."""
+    def local_rank(self) -> int:
+        """The number of this rank among those on its machine."""
         return int(self._machine.rank)
 
     def _share_cores(self) -> None:
-        """Threads for this rank's part of the cores, unless somebody has seen to that already."""
+        """Sets threads for this rank's fraction of the cores, unless cores are assigned or threads set already."""
         allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
         same_for_all = all(theirs == allowed for theirs in self._machine.allgather(allowed))
         if same_for_all and get_num_threads() == len(allowed):
             set_num_threads(max(1, len(allowed) // self._machine.size))
 
-    def _add_up_within_graph(self, array: Array) -> None:
-        """For native code, through which no error passes."""
+    def _all_reduce_within_graph(self, array: Array) -> None:
+        """For native code, through which Python errors do not pass."""
         try:
-            self.add_up(array)
+            self.all_reduce(array)
         except BaseException as error:
             self.abort(error)
 
@@ -279,15 +277,15 @@ class Ranks(Alone):
             raise
 
     def abort(self, error: BaseException) -> None:
-        """Says which rank failed and why, and ends all of them."""
+        """Prints which rank failed and why, and ends all of them."""
         traceback.print_exception(error)
         print(f"rank {self.rank}: {_sentence(error)}", file=sys.stderr, flush=True)
         sys.stdout.flush()
-        self._watch.say_nothing()
+        self._watchdog.expect_end()
         self._world.Abort(ERROR)
 
     def _end_with_errors(self) -> None:
-        """An error that nobody catches ends all ranks, instead of leaving the others waiting; rank 0 tells of it."""
+        """Has an uncaught error end all ranks, instead of leaving the others waiting; rank 0 prints it."""
         before = sys.excepthook
 
         def end(kind: type[BaseException], error: BaseException, at: Any) -> None:
@@ -302,10 +300,10 @@ class Ranks(Alone):
 _known: list[Ranks] = []
 
 
-def ranks_of(communicator: Any) -> Alone:
-    """Those of a communicator, the same for all trainers that have it; or nobody else."""
+def ranks_of(communicator: Any) -> SingleProcess:
+    """The ranks of a communicator, one object for all trainers that have it; a single process without one."""
     if communicator is None:
-        return Alone()
+        return SingleProcess()
     found = next((ranks for ranks in _known if ranks.are_those_of(communicator)), None)
     if found is None:
         found = Ranks(communicator)
@@ -314,8 +312,8 @@ def ranks_of(communicator: Any) -> Alone:
 
 
 def _ranks(numbers: Iterable[Any]) -> str:
-    told = [str(int(n)) for n in numbers]
-    return f"rank {told[0]}" if len(told) == 1 else f"ranks {', '.join(told[:-1])} and {told[-1]}"
+    *before, last = [str(int(n)) for n in numbers]
+    return f"ranks {', '.join(before)} and {last}" if before else f"rank {last}"
 
 
 def _sentence(error: BaseException) -> str:
@@ -323,10 +321,10 @@ def _sentence(error: BaseException) -> str:
     return text if isinstance(error, (ValueError, OSError, RankError)) and text else f"{type(error).__name__}: {text}"
 
 
-def _packed(found: Any) -> bytes:
+def _packed(value: Any) -> bytes:
     try:
-        packed = pickle.dumps(found)
+        packed = pickle.dumps(value)
         pickle.loads(packed)  # some errors can be written but not read
     except Exception:
-        packed = pickle.dumps(RankError(_sentence(found)))
+        packed = pickle.dumps(RankError(_sentence(value)))
     return packed
