@@ -10,7 +10,7 @@ from onnx import TensorProto, defs, helper, numpy_helper
 
 import onnxgrad
 from onnxgrad.autodiff.check import evaluator
-from onnxgrad.graph.builder import MICROSOFT
+from onnxgrad.domains import MICROSOFT, OWN
 from onnxgrad.passes.infer import infer_shapes
 
 OPSET = 21
@@ -150,7 +150,9 @@ def check_single(
     there = {i.name for i in once.graph.input}
     seeds = {n: s for n, s in seeds.items() if n in there}
     expected = evaluate(onnxgrad.gradient(wide, chosen, named), {**wide_feeds, **seeds})[outputs:]
-    ours = any(i.domain == MICROSOFT for i in once.opset_import)  # if not, there is nothing that kernels would change
+    ours = any(
+        i.domain in (MICROSOFT, OWN) for i in once.opset_import
+    )  # if not, there is nothing that kernels would change
     for options in [_quiet(onnxruntime.SessionOptions()), *([_quiet(onnxgrad.register())] if ours else [])]:
         session = onnxruntime.InferenceSession(once.SerializeToString(), options, providers=["CPUExecutionProvider"])
         narrow = {n: s.astype(np.float32) for n, s in seeds.items()}

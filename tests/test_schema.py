@@ -10,12 +10,13 @@ from onnx.reference import ReferenceEvaluator
 from tests.gru_cases import GRADIENTS, case
 
 import onnxgrad
+from onnxgrad.domains import MICROSOFT, OWN
 from onnxgrad.op import OPERATORS
 from onnxgrad.tensor_types import DTYPES
 
 FLOAT, INT32, INT64 = TensorProto.FLOAT, TensorProto.INT32, TensorProto.INT64
 UNKNOWN = "unknown"
-OPSETS = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+OPSETS = [helper.make_opsetid(domain, version) for domain, version in (("", 21), (MICROSOFT, 1), (OWN, 1))]
 
 
 def model(op_type, inputs, outputs, constants=None, before=(), **attributes):
@@ -23,7 +24,7 @@ def model(op_type, inputs, outputs, constants=None, before=(), **attributes):
     constants = constants or {}
     node_inputs = ["" if name.startswith("-") else name for name in inputs]
     node_outputs = ["" if name.startswith("-") else name for name in outputs]
-    node = helper.make_node(op_type, node_inputs, node_outputs, domain="com.microsoft", **attributes)
+    node = helper.make_node(op_type, node_inputs, node_outputs, domain=OPERATORS[op_type].domain, **attributes)
     made = {name for earlier in before for name in earlier.output} | set(constants)
     graph = helper.make_graph(
         [*before, node],
@@ -264,7 +265,7 @@ def test_a_very_long_shape_is_not_spelled_out():
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_schema_matches_the_signature(name):
-    op, schema = OPERATORS[name], onnx.defs.get_schema(name, 1, "com.microsoft")
+    op, schema = OPERATORS[name], onnx.defs.get_schema(name, 1, OPERATORS[name].domain)
     parameters = inspect.signature(op.body).parameters
     assert [i.name for i in schema.inputs] == list(parameters)[: len(schema.inputs)]
     assert sorted([*schema.attributes, *[i.name for i in schema.inputs]]) == sorted(set(parameters) - {"outputs"})

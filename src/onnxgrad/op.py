@@ -22,6 +22,7 @@ from typing import (
 import numpy as np
 
 from onnxgrad import arguments
+from onnxgrad.domains import MICROSOFT
 from onnxgrad.interop import in_kind, is_foreign, is_on_gpu, to_numpy
 from onnxgrad.schema import Attribute, Input, Known, Output, register
 from onnxgrad.tensor_types import Array
@@ -210,6 +211,12 @@ class Op(Generic[P, R]):
         return shapes
 
 
+def operator_of(domain: str, op_type: str) -> Op[..., Any] | None:
+    """The operator of ours that a node is of, if it is of one."""
+    found = OPERATORS.get(op_type)
+    return found if found is not None and found.domain == domain else None
+
+
 @functools.cache
 def _caller(backend: str) -> Callable[..., tuple[Any, ...]]:
     """What a backend runs an operator's call with; backends import the operators, so they are found by name."""
@@ -239,7 +246,7 @@ def op(
     shape: Callable[..., Any],
     longest: Callable[..., Any] | None = None,
     check_values: Callable[..., None] | None = None,
-    domain: str = "com.microsoft",
+    domain: str = MICROSOFT,
     version: int = 1,
 ) -> Callable[[Callable[P, R]], Op[P, R]]:
     """Declares the decorated function as an operator.

@@ -109,9 +109,8 @@ def register(op: Declaration) -> OpSchema:
         attributes=[_attribute(a) for a in op.attributes],
     )
     schema.set_type_and_shape_inference_function(lambda context: _infer(op, context))
-    if onnx.defs.has(op.name, op.domain):  # another package, or a reload of this one
-        onnx.defs.deregister_schema(op.name, onnx.defs.get_schema(op.name, domain=op.domain).since_version, op.domain)
-    onnx.defs.register_schema(schema)
+    if not onnx.defs.has(op.name, op.domain):  # a schema that another package registered stays
+        onnx.defs.register_schema(schema)
     return schema
 
 

@@ -34,7 +34,7 @@ def model_of(nodes: list[Any], feeds: dict[str, np.ndarray], opset: int = 21, fu
     ]
     outputs = [onnx.ValueInfoProto(name=name) for node in nodes for name in node.output if name]
     graph = helper.make_graph(nodes, "g", inputs, outputs)
-    versions = {"": opset, "com.microsoft": 1, **{f.domain: 1 for f in functions}}
+    versions = {"": opset, "com.microsoft": 1, "onnxgrad": 1, **{f.domain: 1 for f in functions}}
     imports = [helper.make_opsetid(domain, version) for domain, version in versions.items()]
     model = helper.make_model(graph, opset_imports=imports, ir_version=10, functions=functions)
     return onnx.shape_inference.infer_shapes(model)

@@ -125,5 +125,5 @@ def test_permuted_mat_mul(A, B, attributes, has_bias):
     columns = B[attributes["permB"][-1] if "permB" in attributes else -1]
     bias = [RNG.standard_normal(columns)] if has_bias else []
     inputs = RNG.standard_normal(A), RNG.standard_normal(B), *bias
-    check_rule("PermutedMatMul", *inputs, domain="com.microsoft", **attributes)
-    check_rule("PermutedMatMulNorm", *inputs, domain="com.microsoft", outputs=2, **attributes)
+    check_rule("PermutedMatMul", *inputs, domain="onnxgrad", **attributes)
+    check_rule("PermutedMatMulNorm", *inputs, domain="onnxgrad", outputs=2, **attributes)

@@ -15,7 +15,7 @@ from onnxgrad.autodiff.float64 import in_float64
 from onnxgrad.autodiff.reference.normalization import NORMALIZATIONS
 from onnxgrad.autodiff.reference.recurrent import FAILING, RECURRENT
 from onnxgrad.autodiff.reference.windows import WINDOWS
-from onnxgrad.graph.builder import MICROSOFT
+from onnxgrad.domains import MICROSOFT, OWN
 from onnxgrad.op import reference_ops
 from onnxgrad.rules.contrib_schemas import contrib_ops, fast_gelu, gelu
 
@@ -186,7 +186,7 @@ def evaluator(model: onnx.ModelProto, new_ops: Sequence[type[OpRun]] = ()) -> Ca
 def _may_have_ours(model: onnx.ModelProto) -> bool:
     """Whether an operator of ours may be in it; a session that knows them takes many times as long to make."""
     parts = (model, *model.functions)
-    return any(imported.domain == MICROSOFT for part in parts for imported in part.opset_import)
+    return any(imported.domain in (MICROSOFT, OWN) for part in parts for imported in part.opset_import)
 
 
 def _with_named_outputs(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -7,6 +7,7 @@ from typing import Any
 import onnx_ir as ir
 from onnx import defs
 
+from onnxgrad.domains import is_standard
 from onnxgrad.graph.broadcast import sum_to_shape
 from onnxgrad.graph.builder import Builder, builder_at_work, op, schema_of
 from onnxgrad.graph.node import NodeView
@@ -232,4 +233,4 @@ def _may_have_gradient(value: ir.Value) -> bool:
 
 
 def _domain(node: ir.Node) -> str:
-    return "" if node.domain == "ai.onnx" else node.domain
+    return "" if is_standard(node.domain) else node.domain

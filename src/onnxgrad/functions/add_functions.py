@@ -8,8 +8,8 @@ attributes and wants every input and output named, nodes then get the attributes
 names at the end of their inputs and outputs. A node keeps its domain and type, so that a runtime with the operator
 registered takes the kernel; none of this changes what that computes.
 
-The body of each function stands beside the operator's definition, in ops/. The functions import the opset of the
-standard domain that the model does, 18 or newer: operators used in both must be of one version.
+The files of this folder have the names of those in ops/, and a function for each of their operators. ONNX functions
+import the opset of the standard domain that the model does, 18 or newer: operators used in both must be of one version.
 """
 
 import importlib
@@ -22,8 +22,9 @@ from typing import Any
 import onnx
 from onnx import FunctionProto, ModelProto, NodeProto, helper
 
+from onnxgrad.domains import is_standard
 from onnxgrad.functions.body import Body, Value
-from onnxgrad.op import OPERATORS, Op
+from onnxgrad.op import OPERATORS, Op, operator_of
 from onnxgrad.schema import Attribute
 
 MINIMUM_OPSET = 18
@@ -107,7 +108,7 @@ def _nodes_within(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
 
 
 def _is_ours(node: NodeProto) -> bool:
-    return node.op_type in OPERATORS and node.domain == OPERATORS[node.op_type].domain
+    return operator_of(node.domain, node.op_type) is not None
 
 
 def _with_plain_attributes(model: ModelProto) -> ModelProto:
@@ -124,7 +125,7 @@ def _with_plain_attributes(model: ModelProto) -> ModelProto:
 
 
 def _opset(model: ModelProto) -> int:
-    found = [entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")]
+    found = [entry.version for entry in model.opset_import if is_standard(entry.domain)]
     if not found:
         model.opset_import.append(helper.make_opsetid("", MINIMUM_OPSET))
         return MINIMUM_OPSET

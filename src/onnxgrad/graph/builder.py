@@ -15,9 +15,10 @@ import onnx_ir as ir
 from onnx import TensorProto, TypeProto, defs, helper, shape_inference
 from onnx.reference import ReferenceEvaluator
 
+from onnxgrad.domains import MICROSOFT, is_standard
 from onnxgrad.graph.tensor import MOST_READ, Dim, Tensor
+from onnxgrad.op import OPERATORS, operator_of, reference_ops
 
-MICROSOFT = "com.microsoft"
 FOLDED = {  # what rules do to shapes and axes; with constant inputs the result is computed at once
     "Add", "Sub", "Mul", "Div", "Mod", "Neg", "Max", "Min", "Equal", "Less", "Greater", "Not", "And", "Or", "Where",
     "Cast", "Concat", "Gather", "Slice", "Squeeze", "Unsqueeze", "Reshape", "Range", "ReduceProd", "ReduceSum",
@@ -242,7 +243,7 @@ class Builder:
             part = (None,) if shape is None else shape[start:end]
             known = all(isinstance(d, int) for d in part)
             return (self.constant(part, ir.DataType.INT64),) if known else None
-        if op_type not in FOLDED or (domain and domain != MICROSOFT):
+        if op_type not in FOLDED or not (is_standard(domain) or operator_of(domain, op_type)):
             return None
         arrays = [None if v is None else self._shape_numbers(v) for v in values]
         if not values or any(a is None and v is not None for a, v in zip(arrays, values, strict=True)):
@@ -321,7 +322,7 @@ class _Op:
         def make(*inputs: Argument, outputs: int = 1, domain: str | None = None, **attributes: Any) -> Any:
             builder = _current.get()
             if domain is None:
-                domain = "" if defs.has(op_type) else MICROSOFT
+                domain = _domain_of(op_type)
             made = builder.node(op_type, inputs, attributes, outputs, domain)
             return made[0] if outputs == 1 else made
 
@@ -329,6 +330,13 @@ class _Op:
 
 
 op = _Op()
+
+
+def _domain_of(op_type: str) -> str:
+    """Where an operator is that is written without its domain: ONNX's own, ours, or one of onnxruntime's."""
+    if defs.has(op_type):
+        return ""
+    return OPERATORS[op_type].domain if op_type in OPERATORS else MICROSOFT
 
 
 def builder_at_work() -> Builder:
@@ -362,8 +370,6 @@ def _constant_type(schema: Any, inputs: Sequence[Argument], k: int, argument: An
 
 
 def _evaluate(node: onnx.NodeProto, arrays: list[Any], opsets: dict[str, int], outputs: int) -> list[Any]:
-    from onnxgrad.op import reference_ops
-
     given = {f"input_{k}": a for k, a in enumerate(arrays) if a is not None}
     graph = helper.make_graph(
         [node],

@@ -2,6 +2,7 @@
 
 from typing import Annotated
 
+from onnxgrad.domains import OWN
 from onnxgrad.op import op
 from onnxgrad.schema import Dim, Known
 from onnxgrad.tensor_types import Array, TypeConstraint
@@ -13,7 +14,7 @@ def _shape_rule(data: Known, group: int) -> tuple[Dim, ...] | None:
     return data.dims
 
 
-@op("AllReduceSum", outputs="reduced", shape=_shape_rule)
+@op("AllReduceSum", domain=OWN, outputs="reduced", shape=_shape_rule)
 def all_reduce_sum(data: Summed, group: int = 0) -> Summed:
     """Adds up the numbers of all processes of a group: those that `onnxgrad.Trainer` was given a communicator for.
 

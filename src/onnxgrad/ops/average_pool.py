@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from onnxgrad.domains import OWN
 from onnxgrad.op import op
 from onnxgrad.ops.families.pools import Axis, axes_of, check_windows, settings
 from onnxgrad.schema import Dim, Known
@@ -30,7 +31,7 @@ def counts_of(axis: Axis, windows: int, count_include_pad: int) -> Array:
     return counts
 
 
-@op("AveragePoolGrad", outputs="dX", shape=_shape_rule)
+@op("AveragePoolGrad", domain=OWN, outputs="dX", shape=_shape_rule)
 def average_pool_grad(
     dY: T,
     shape: Shape,

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import numpy as np
 
+from onnxgrad.domains import OWN
 from onnxgrad.op import op
 from onnxgrad.schema import Dim, Known, agree
 from onnxgrad.tensor_types import FLOATS, Array, T, TypeConstraint, accumulator
@@ -30,7 +31,7 @@ def _shape_rule(data: Known, seed: Known, ratio: float) -> tuple[Dim, ...] | Non
     return data.dims
 
 
-@op("SeededDropout", outputs="output", shape=_shape_rule)
+@op("SeededDropout", domain=OWN, outputs="output", shape=_shape_rule)
 def seeded_dropout(data: T, seed: Seed, ratio: float = 0.5) -> T:
     """Zeroes about `ratio` of the numbers and multiplies the others by 1 / (1 - ratio).
 

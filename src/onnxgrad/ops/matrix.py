@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from onnxgrad.domains import OWN
 from onnxgrad.op import op
 from onnxgrad.schema import Dim, Known
 from onnxgrad.tensor_types import Array, T, accumulator
@@ -60,7 +61,7 @@ def _permuted(name: str, dims: Sequence[Dim], perm: Sequence[int] | None) -> lis
     return [dims[k] for k in perm]
 
 
-@op("PermutedMatMul", outputs="Y", shape=_shape_rule)
+@op("PermutedMatMul", domain=OWN, outputs="Y", shape=_shape_rule)
 def permuted_mat_mul(
     A: T,
     B: T,
@@ -91,7 +92,7 @@ def _norm_shapes(A: Known, B: Known, bias: Known | None, **attributes: Any) -> t
     return _shape_rule(A, B, bias, **attributes), ()
 
 
-@op("PermutedMatMulNorm", outputs=("Y", "norm"), shape=_norm_shapes)
+@op("PermutedMatMulNorm", domain=OWN, outputs=("Y", "norm"), shape=_norm_shapes)
 def permuted_mat_mul_norm(
     A: T,
     B: T,

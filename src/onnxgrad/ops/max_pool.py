@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from onnxgrad.domains import OWN
 from onnxgrad.op import op
 from onnxgrad.ops.families.pools import axes_of, check_windows, settings
 from onnxgrad.schema import Dim, Known
@@ -17,7 +18,7 @@ def _shape_rule(dY: Known, X: Known, **attributes: Any) -> tuple[Dim, ...] | Non
     return X.dims
 
 
-@op("MaxPoolGrad", outputs="dX", shape=_shape_rule)
+@op("MaxPoolGrad", domain=OWN, outputs="dX", shape=_shape_rule)
 def max_pool_grad(
     dY: T,
     X: T,

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from onnxgrad.domains import OWN
 from onnxgrad.op import op
 from onnxgrad.ops.families.activations import Chosen, choose
 from onnxgrad.ops.families.recurrent import (
@@ -55,6 +56,7 @@ def chosen_activations(attributes: dict[str, Any]) -> list[Chosen]:
 
 @op(
     "RNNGrad",
+    domain=OWN,
     outputs=("dX?", "dW?", "dR?", "dB?", "dH0?"),
     shape=_grad_shapes,
     check_values=_check_lengths,

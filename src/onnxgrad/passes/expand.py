@@ -7,6 +7,7 @@ import onnx_ir as ir
 from onnx import defs
 from onnx_ir.passes import common as passes
 
+from onnxgrad.domains import is_standard
 from onnxgrad.graph.tensor import dims_of
 from onnxgrad.rules.registry import RULES
 
@@ -18,7 +19,7 @@ def expand(model: ir.Model) -> tuple[ir.Model, bool]:
     graph, found = model.graph, False
     opset = graph.opset_imports[""]
     for number, node in enumerate(list(graph)):
-        if node.domain not in ("", "ai.onnx") or ("", node.op_type) in RULES or not defs.has(node.op_type):
+        if not is_standard(node.domain) or ("", node.op_type) in RULES or not defs.has(node.op_type):
             continue
         body = _body_of(node, opset)
         if body is None:

@@ -4,6 +4,7 @@ import itertools
 
 import onnx_ir as ir
 
+from onnxgrad.domains import is_standard
 from onnxgrad.graph.builder import FOLDED, Builder
 
 
@@ -15,7 +16,7 @@ def fold_shapes(graph: ir.Graph, opsets: dict[str, int]) -> bool:
     builder = Builder(graph, opsets)
     folded = False
     for node in list(graph):
-        if node.op_type not in FOLDED or node.domain not in ("", "ai.onnx"):
+        if node.op_type not in FOLDED or not is_standard(node.domain):
             continue
         if any(v.is_graph_output() for v in node.outputs):
             continue

@@ -7,7 +7,8 @@ import math
 
 import onnx_ir as ir
 
-from onnxgrad.graph.builder import MICROSOFT, Builder
+from onnxgrad.domains import MICROSOFT, is_standard
+from onnxgrad.graph.builder import Builder
 
 OPSET_WITH_GELU = 20
 NEAR = 1e-3  # how near a constant must be: that of a half model has three digits
@@ -16,7 +17,7 @@ NEAR = 1e-3  # how near a constant must be: that of a half model has three digit
 def recognise_gelu(builder: Builder) -> int:
     """Replaces x · ½ · (1 + erf(x / √2)), in whatever order it is multiplied; how many were found."""
     found = 0
-    for node in [n for n in builder.graph if n.op_type == "Erf" and n.domain in ("", "ai.onnx")]:
+    for node in [n for n in builder.graph if n.op_type == "Erf" and is_standard(n.domain)]:
         match = _match(builder, node)
         if match is not None:
             _replace(builder.graph, *match)

@@ -2,9 +2,9 @@
 
 import onnx_ir as ir
 
-from onnxgrad.graph.builder import MICROSOFT, Builder
+from onnxgrad.domains import MICROSOFT, is_standard
+from onnxgrad.graph.builder import Builder
 from onnxgrad.ops.softmax_cross_entropy_loss import NEVER_COUNTED
-from onnxgrad.passes.sink_transposes import STANDARD
 
 
 def fuse_losses(graph: ir.Graph) -> int:
@@ -14,7 +14,7 @@ def fuse_losses(graph: ir.Graph) -> int:
     operator.
     """
     builder = Builder(graph, dict(graph.opset_imports))
-    losses = [node for node in graph if node.op_type == "SoftmaxCrossEntropyLoss" and node.domain in STANDARD]
+    losses = [node for node in graph if node.op_type == "SoftmaxCrossEntropyLoss" and is_standard(node.domain)]
     for node in losses:
         _fuse(builder, node)
     if losses:

@@ -5,6 +5,8 @@ from typing import Any
 
 import onnx
 
+from onnxgrad.domains import is_standard
+
 SAME_AS_FIRST_INPUT = {"GroupNormalization", "MeanVarianceNormalization"}  # functions that onnx does not look into
 
 
@@ -27,7 +29,7 @@ def _declare_ranks(graph: onnx.GraphProto) -> bool:
     changed = False
     for node in graph.node:
         at = SHAPED_BY.get(node.op_type)
-        if at is None or node.domain not in ("", "ai.onnx") or len(node.input) <= at:
+        if at is None or not is_standard(node.domain) or len(node.input) <= at:
             continue
         (name,), length = node.output, lengths.get(node.input[at])
         kind = types.get(name)
@@ -73,7 +75,7 @@ def _inferred(model: onnx.ModelProto, **options: Any) -> onnx.ModelProto:
 
 
 def _unknown(node: onnx.NodeProto) -> bool:
-    return node.op_type in SAME_AS_FIRST_INPUT and node.domain in ("", "ai.onnx")
+    return node.op_type in SAME_AS_FIRST_INPUT and is_standard(node.domain)
 
 
 def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:

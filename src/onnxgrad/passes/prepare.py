@@ -12,10 +12,10 @@ import onnx_ir as ir
 from onnx import version_converter
 from onnx_ir.passes import common as passes
 
+from onnxgrad.domains import MICROSOFT
 from onnxgrad.functions.add_functions import WRITTEN_BY, add_functions
-from onnxgrad.graph.builder import MICROSOFT
 from onnxgrad.graph.tensor import MOST_READ
-from onnxgrad.op import OPERATORS
+from onnxgrad.op import operator_of
 from onnxgrad.passes.expand import expand
 from onnxgrad.passes.fold_shapes import fold_shapes
 from onnxgrad.passes.infer import infer_shapes
@@ -73,7 +73,7 @@ def finish(prepared: Prepared) -> ir.Model:
     # Where our kernels are registered, onnxruntime uses its own com.microsoft operators in models that import it only.
     model.graph.opset_imports.setdefault(MICROSOFT, 1)
     model.ir_version = max(model.ir_version, 8)
-    if any(node.domain == MICROSOFT and node.op_type in OPERATORS for node in model.graph.all_nodes()):
+    if any(operator_of(node.domain, node.op_type) is not None for node in model.graph.all_nodes()):
         model = _without_weights(model, add_functions)
     return model
 
@@ -187,9 +187,10 @@ def drop_dead(graph: ir.Graph) -> None:
         if not any(v.uses() or v.is_graph_output() for v in node.outputs):
             graph.remove(node, safe=True)
             continue
-        if node.domain != MICROSOFT or node.op_type not in OPERATORS:
+        ours = operator_of(node.domain, node.op_type)
+        if ours is None:
             continue
-        node.resize_outputs(len(OPERATORS[node.op_type].outputs))
+        node.resize_outputs(len(ours.outputs))
         for value in node.outputs[:-1]:
             if not value.uses() and not value.is_graph_output():
                 value.name = ""

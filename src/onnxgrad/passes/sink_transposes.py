@@ -9,9 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrad.domains import is_standard
 from onnxgrad.graph.builder import Builder
-
-STANDARD = ("", "ai.onnx")
 
 
 def permutation(transpose: ir.Node) -> list[int]:
@@ -25,7 +24,8 @@ def is_transpose(node: ir.Node | None) -> bool:
     """Whether it is one, of a value of known rank."""
     return (
         node is not None
-        and (node.op_type, node.domain in STANDARD) == ("Transpose", True)
+        and node.op_type == "Transpose"
+        and is_standard(node.domain)
         and node.outputs[0].shape is not None
     )
 
@@ -50,7 +50,7 @@ def move_transposes_behind_cuts(builder: Builder) -> int:
 
 
 def _is_cut(builder: Builder, user: ir.Node, value: ir.Value) -> bool:
-    if user.domain not in STANDARD or user.inputs[0] is not value or any(v is value for v in user.inputs[1:]):
+    if not is_standard(user.domain) or user.inputs[0] is not value or any(v is value for v in user.inputs[1:]):
         return False
     if any(v.shape is None for v in user.outputs):
         return False

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.graph.builder import MICROSOFT
+from onnxgrad.domains import OWN, is_standard
 from onnxgrad.passes.batch_slice import COUNT, FIRST
 
-STANDARD = ("", "ai.onnx")
 SEED = "dropout_seed"  # an input in train mode
 APART = 1 << 40  # between the seeds of two nodes: more numbers than either draws
 
@@ -29,14 +28,14 @@ def to_train_mode(graph: ir.Graph, place: ir.Value | None = None) -> list[Statis
     batch these are, if not all (batch_slice.py): what is dropped of them is what would be dropped of them in the whole.
     """
     found = []
-    dropouts = [n for n in graph if n.op_type == "Dropout" and n.domain in STANDARD]
+    dropouts = [n for n in graph if n.op_type == "Dropout" and is_standard(n.domain)]
     if dropouts:
         seed = ir.Value(name=SEED, shape=ir.Shape([1]), type=ir.TensorType(ir.DataType.INT64))
         graph.inputs.append(seed)
         for number, node in enumerate(dropouts):
             _drop_by_seed(graph, node, seed, number, place)
     for node in list(graph):
-        if node.domain not in STANDARD:
+        if not is_standard(node.domain):
             continue
         if node.op_type == "BatchNormalization":
             node.attributes["training_mode"] = ir.AttrInt64("training_mode", 1)
@@ -47,7 +46,7 @@ def to_train_mode(graph: ir.Graph, place: ir.Value | None = None) -> list[Statis
 def to_inference_mode(graph: ir.Graph) -> None:
     """Switches BatchNormalization to inference and removes Dropout nodes."""
     for node in list(graph):
-        if node.domain not in STANDARD:
+        if not is_standard(node.domain):
             continue
         if node.op_type == "BatchNormalization":
             node.attributes["training_mode"] = ir.AttrInt64("training_mode", 0)
@@ -86,7 +85,7 @@ def _drop_by_seed(graph: ir.Graph, node: ir.Node, seed: ir.Value, number: int, p
                         for name, at in (("first", FIRST), ("count", COUNT)))  # fmt: skip
         elements = seeds.made("elements", "Mul", seeds.made("size", "Size", data), first)
         total = seeds.made("seed_here", "Add", total, seeds.made("before", "Div", elements, count))
-    drop = ir.Node(MICROSOFT, "SeededDropout", [data, total], [ir.AttrFloat32("ratio", ratio)], num_outputs=1)
+    drop = ir.Node(OWN, "SeededDropout", [data, total], [ir.AttrFloat32("ratio", ratio)], num_outputs=1)
     drop.name = drop.outputs[0].name = f"{node.name}_drop"
     graph.insert_before(node, drop)
     _replace(graph, node, drop.outputs[0])

@@ -11,10 +11,11 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnxgrad.graph.builder import MICROSOFT, Builder
+from onnxgrad.domains import OWN, is_standard
+from onnxgrad.graph.builder import Builder
 from onnxgrad.passes.fuse_gelu import only_user
 from onnxgrad.passes.prepare import drop_dead
-from onnxgrad.passes.sink_transposes import STANDARD, is_transpose, permutation
+from onnxgrad.passes.sink_transposes import is_transpose, permutation
 
 FEWEST = 32  # rows, columns or terms of sums that fill a tile: products of fewer are left to onnxruntime
 
@@ -57,12 +58,12 @@ class _Operand:
 def use_permuted_products(graph: ir.Graph) -> int:
     """Changes products of float32 numbers whose ranks are known, unless they are known to be small; how many."""
     builder = Builder(graph, dict(graph.opset_imports))
-    products = [n for n in graph if n.domain in STANDARD and n.op_type in ("MatMul", "Gemm") and _can_be_changed(n)]
+    products = [n for n in graph if is_standard(n.domain) and n.op_type in ("MatMul", "Gemm") and _can_be_changed(n)]
     for node in products:
         _change(builder, node)
     if products:
         drop_dead(graph)
-        graph.opset_imports.setdefault(MICROSOFT, 1)
+        graph.opset_imports.setdefault(OWN, 1)
     return len(products)
 
 
@@ -76,10 +77,10 @@ def measure_results(graph: ir.Graph, names: Iterable[str]) -> dict[str, str]:
     found = {}
     for name in names:
         node = outputs[name].producer()
-        if node is None or (node.domain, node.op_type) != (MICROSOFT, "PermutedMatMul"):
+        if node is None or (node.domain, node.op_type) != (OWN, "PermutedMatMul"):
             continue
         measured = ir.Node(
-            MICROSOFT, "PermutedMatMulNorm", node.inputs, node.attributes.values(), num_outputs=2, name=node.name
+            OWN, "PermutedMatMulNorm", node.inputs, node.attributes.values(), num_outputs=2, name=node.name
         )
         _take_place(graph, measured, node)
         norm = measured.outputs[1]
@@ -132,7 +133,7 @@ def _change(builder: Builder, node: ir.Node) -> None:
         attributes.append(ir.AttrFloat32("alpha", alpha))
     inputs = [left.value, right.value, *([] if bias is None else [bias])]
     name = f"{node.name}_permuted" if node.name else None
-    product = ir.Node(MICROSOFT, "PermutedMatMul", inputs, attributes, num_outputs=1, name=name)
+    product = ir.Node(OWN, "PermutedMatMul", inputs, attributes, num_outputs=1, name=name)
     _take_place(builder.graph, product, last)
 
 
@@ -148,7 +149,7 @@ def _take_place(graph: ir.Graph, new: ir.Node, old: ir.Node) -> None:
 def _bias_after(node: ir.Node, columns: Any) -> tuple[ir.Node, ir.Value] | None:
     """The Add of one number for each column that follows, and the numbers."""
     after = only_user(node)
-    if after is None or after.op_type != "Add" or after.domain not in STANDARD:
+    if after is None or after.op_type != "Add" or not is_standard(after.domain):
         return None
     bias = after.inputs[1] if after.inputs[0] is node.outputs[0] else after.inputs[0]
     if bias is None or bias is node.outputs[0] or not _is_bias(bias, columns):
@@ -163,7 +164,7 @@ def _is_bias(value: ir.Value, columns: Any) -> bool:
 
 def _scaled(builder: Builder, node: ir.Node) -> tuple[ir.Value, float] | None:
     """A value and a number, if the node multiplies the one with the other or divides it, and changes no shape."""
-    if node.op_type not in ("Mul", "Div") or node.domain not in STANDARD:
+    if node.op_type not in ("Mul", "Div") or not is_standard(node.domain):
         return None
     first, second = node.inputs[0], node.inputs[1]
     if first is None or second is None:
@@ -181,7 +182,7 @@ def _number(builder: Builder, value: ir.Value) -> float | None:
     if constant is not None:
         return float(constant.item()) if constant.size == 1 else None
     node = value.producer()
-    if node is None or node.op_type != "Pow" or node.domain not in STANDARD:
+    if node is None or node.op_type != "Pow" or not is_standard(node.domain):
         return None
     base, exponent = (None if v is None else _number(builder, v) for v in node.inputs)
     return None if base is None or exponent is None or base <= 0 else float(base**exponent)

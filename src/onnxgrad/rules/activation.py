@@ -1,7 +1,7 @@
 """Activation functions. Where one has a kink, its gradient there is PyTorch's."""
 
+from onnxgrad.domains import MICROSOFT
 from onnxgrad.graph.broadcast import sum_to_shape
-from onnxgrad.graph.builder import MICROSOFT
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.rules import no_gradient, nondiff, op, vjp

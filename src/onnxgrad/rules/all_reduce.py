@@ -1,9 +1,10 @@
 """AllReduceSum: what one process gives goes into the result of each, so that its gradient is the sum of theirs."""
 
+from onnxgrad.domains import OWN
 from onnxgrad.rules import op, vjp
 
 vjp(
     "AllReduceSum",
-    domain="com.microsoft",
+    domain=OWN,
     data=lambda g, n: op.AllReduceSum(g, group=n.group),
 )

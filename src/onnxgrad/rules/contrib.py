@@ -1,10 +1,11 @@
-"""Forward operators of com.microsoft that onnxruntime's optimizer and exporters write (onnxgrad/contrib.py)."""
+"""Forward operators of com.microsoft that onnxruntime's optimizer and exporters write (contrib_schemas.py)."""
 
+from onnxgrad.domains import MICROSOFT
 from onnxgrad.graph.broadcast import sum_to_shape
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.rules import op, vjp
-from onnxgrad.rules.contrib_schemas import DOMAIN, matrix_axes
+from onnxgrad.rules.contrib_schemas import matrix_axes
 from onnxgrad.rules.matrix import product_left, product_right
 
 
@@ -36,4 +37,4 @@ def _inverse(axes: list[int]) -> list[int]:
     return [axes.index(k) for k in range(len(axes))]
 
 
-vjp("FusedMatMul", domain=DOMAIN, A=_fused_left, B=_fused_right)
+vjp("FusedMatMul", domain=MICROSOFT, A=_fused_left, B=_fused_right)

@@ -3,8 +3,8 @@
 from onnx import TypeProto, defs, helper
 from onnx.defs import OpSchema
 
+from onnxgrad.domains import MICROSOFT
 from onnxgrad.graph.broadcast import sum_to_shape
-from onnxgrad.graph.builder import MICROSOFT
 from onnxgrad.graph.cast import in_type, wide_type
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor

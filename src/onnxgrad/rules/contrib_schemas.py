@@ -13,7 +13,8 @@ import onnx
 from onnx.defs import OpSchema
 from onnx.reference.op_run import OpRun
 
-DOMAIN = "com.microsoft"
+from onnxgrad.domains import MICROSOFT
+
 FLOATS = ["tensor(float16)", "tensor(float)", "tensor(double)", "tensor(bfloat16)"]
 OPTION = OpSchema.FormalParameterOption
 _DEFINITIONS: dict[str, functools.partial[Any]] = {}
@@ -30,7 +31,7 @@ def contrib(
     """Registers an operator of one type and one output; `?` after an input's name makes it optional."""
     schema = OpSchema(
         name,
-        DOMAIN,
+        MICROSOFT,
         1,
         definition.__doc__ or "",
         inputs=[
@@ -45,7 +46,7 @@ def contrib(
     )
     schema.set_type_and_shape_inference_function(infer)
     _DEFINITIONS[name] = functools.partial(definition, **(attributes or {}))
-    if not onnx.defs.has(name, DOMAIN):  # whoever told onnx before us is left alone
+    if not onnx.defs.has(name, MICROSOFT):  # whoever told onnx before us is left alone
         onnx.defs.register_schema(schema)
 
 
@@ -58,7 +59,7 @@ def contrib_ops() -> list[type[OpRun]]:
         given = {k: v for k, v in attributes.items() if k in definition.keywords and v is not None}
         return (definition(*inputs, **given).astype(inputs[0].dtype),)
 
-    return [type(name, (OpRun,), {"op_domain": DOMAIN, "_run": run}) for name in _DEFINITIONS]
+    return [type(name, (OpRun,), {"op_domain": MICROSOFT, "_run": run}) for name in _DEFINITIONS]
 
 
 def _same_shape(context: Any) -> None:

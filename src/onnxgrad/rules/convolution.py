@@ -6,7 +6,8 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnxgrad.graph.builder import MICROSOFT, builder_at_work
+from onnxgrad.domains import MICROSOFT
+from onnxgrad.graph.builder import builder_at_work
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.rules import op, vjp

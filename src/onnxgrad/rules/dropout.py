@@ -1,6 +1,6 @@
 """Dropout: the gradient passes where a number did, scaled as it was."""
 
-from onnxgrad.graph.builder import MICROSOFT
+from onnxgrad.domains import MICROSOFT, OWN
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.rules import nondiff, op, vjp
@@ -27,7 +27,7 @@ vjp(
 )
 vjp(
     "SeededDropout",
-    domain=MICROSOFT,
+    domain=OWN,
     data=lambda g, n: op.SeededDropout(g, n.seed, ratio=n.ratio),
     seed=nondiff,
 )

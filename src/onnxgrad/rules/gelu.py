@@ -2,12 +2,12 @@
 
 import math
 
+from onnxgrad.domains import MICROSOFT
 from onnxgrad.graph.broadcast import sum_to_shape
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.ops.gelu import CUBIC, SCALE
 from onnxgrad.rules import op, vjp
-from onnxgrad.rules.contrib_schemas import DOMAIN
 
 
 def _fast_gelu(g: Tensor, n: NodeView) -> Tensor:
@@ -19,10 +19,10 @@ def _bias_gelu(g: Tensor, n: NodeView) -> Tensor:
 
 
 vjp("Gelu", X=lambda g, n: (op.FastGeluGrad if n.approximate == "tanh" else op.GeluGrad)(g, n.X))
-vjp("Gelu", domain=DOMAIN, X=lambda g, n: op.GeluGrad(g, n.X))
-vjp("BiasGelu", domain=DOMAIN, A=_bias_gelu, B=lambda g, n: sum_to_shape(_bias_gelu(g, n), n.B))
-vjp("FastGelu", domain=DOMAIN, X=_fast_gelu, bias=lambda g, n: sum_to_shape(_fast_gelu(g, n), n.bias))
-vjp("QuickGelu", domain=DOMAIN, X=lambda g, n: op.QuickGeluGrad(g, n.X, alpha=n.alpha))
+vjp("Gelu", domain=MICROSOFT, X=lambda g, n: op.GeluGrad(g, n.X))
+vjp("BiasGelu", domain=MICROSOFT, A=_bias_gelu, B=lambda g, n: sum_to_shape(_bias_gelu(g, n), n.B))
+vjp("FastGelu", domain=MICROSOFT, X=_fast_gelu, bias=lambda g, n: sum_to_shape(_fast_gelu(g, n), n.bias))
+vjp("QuickGelu", domain=MICROSOFT, X=lambda g, n: op.QuickGeluGrad(g, n.X, alpha=n.alpha))
 vjp("Swish", X=lambda g, n: op.QuickGeluGrad(g, n.X, alpha=n.alpha))
 
 
@@ -60,32 +60,32 @@ def _bias_fast_gelu_grad(g: Tensor, n: NodeView) -> Tensor:
 
 vjp(
     "GeluGrad",
-    domain=DOMAIN,
+    domain=MICROSOFT,
     dY=lambda g, n: op.GeluGrad(g, n.X),
     X=lambda g, n: g * n.dY * _gelu_second_derivative(n.X),
 )
 vjp(
     "FastGeluGrad",
-    domain=DOMAIN,
+    domain=MICROSOFT,
     dY=lambda g, n: op.FastGeluGrad(g, n.X),
     X=lambda g, n: g * n.dY * _fast_gelu_second_derivative(n.X),
 )
 vjp(
     "QuickGeluGrad",
-    domain=DOMAIN,
+    domain=MICROSOFT,
     dY=lambda g, n: op.QuickGeluGrad(g, n.X, alpha=n.alpha),
     X=lambda g, n: g * n.dY * _quick_gelu_second_derivative(n.X, n.alpha),
 )
 vjp(
     "BiasGeluGrad_dX",
-    domain=DOMAIN,
+    domain=MICROSOFT,
     dY=lambda g, n: op.BiasGeluGrad_dX(g, n.X, n.B),
     X=_bias_gelu_grad,
     B=lambda g, n: sum_to_shape(_bias_gelu_grad(g, n), n.B),
 )
 vjp(
     "BiasFastGeluGrad_dX",
-    domain=DOMAIN,
+    domain=MICROSOFT,
     dY=lambda g, n: op.BiasFastGeluGrad_dX(g, n.X, n.B),
     X=_bias_fast_gelu_grad,
     B=lambda g, n: sum_to_shape(_bias_fast_gelu_grad(g, n), n.B),

@@ -2,12 +2,12 @@
 
 from typing import NamedTuple
 
+from onnxgrad.domains import MICROSOFT
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.rules import nondiff, op, vjp
 from onnxgrad.rules.shape import filled_like, reshaped_like
 
-MICROSOFT = "com.microsoft"
 INT64_MAX = 2**63 - 1
 
 vjp(

@@ -1,7 +1,7 @@
 """The gradients of LayerNormalizationGrad and SimplifiedLayerNormalizationGrad."""
 
+from onnxgrad.domains import MICROSOFT
 from onnxgrad.graph.broadcast import sum_to_shape
-from onnxgrad.graph.builder import MICROSOFT
 from onnxgrad.graph.cast import in_type, wide_type
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor

@@ -3,7 +3,8 @@
 And the gradient of their gradient.
 """
 
-from onnxgrad.graph.builder import MICROSOFT, builder_at_work
+from onnxgrad.domains import MICROSOFT
+from onnxgrad.graph.builder import builder_at_work
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.ops.softmax_cross_entropy_loss import NEVER_COUNTED

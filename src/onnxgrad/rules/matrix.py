@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
+from onnxgrad.domains import OWN
 from onnxgrad.graph.broadcast import sum_to_shape
-from onnxgrad.graph.builder import MICROSOFT
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.rules import op, todo, vjp
@@ -111,7 +111,7 @@ def _permuted_bias(g: Tensor, n: NodeView) -> Tensor:
     return sum_to_shape(_back(g, n.permY), n.bias)
 
 
-vjp("PermutedMatMul", domain=MICROSOFT, A=_permuted_left, B=_permuted_right, bias=_permuted_bias)
+vjp("PermutedMatMul", domain=OWN, A=_permuted_left, B=_permuted_right, bias=_permuted_bias)
 
 
 def _with_norm(rule: Callable[[Tensor, NodeView], Tensor]) -> Callable[[Tensor | None, NodeView], Tensor]:
@@ -130,7 +130,7 @@ def _with_norm(rule: Callable[[Tensor, NodeView], Tensor]) -> Callable[[Tensor |
 
 vjp(
     "PermutedMatMulNorm",
-    domain=MICROSOFT,
+    domain=OWN,
     outputs=("Y", "norm"),
     A=_with_norm(_permuted_left),
     B=_with_norm(_permuted_right),

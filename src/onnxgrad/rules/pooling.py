@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrad.graph.builder import MICROSOFT, builder_at_work
+from onnxgrad.domains import OWN
+from onnxgrad.graph.builder import builder_at_work
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.rules import nondiff, op, vjp
@@ -96,11 +97,11 @@ def _over_norm(g: Tensor, Y: Tensor, p: int) -> Tensor:
 
 
 vjp("MaxPool", doc=FIRST, X=_max_pool)
-vjp("MaxPoolGrad", domain=MICROSOFT, dY=_at_maxima, X=nondiff)
+vjp("MaxPoolGrad", domain=OWN, dY=_at_maxima, X=nondiff)
 vjp("AveragePool", X=_average_pool)
 vjp(
     "AveragePoolGrad",
-    domain=MICROSOFT,
+    domain=OWN,
     dY=lambda g, n: op.AveragePool(g, **_attributes(n, "count_include_pad")),
     shape=nondiff,
 )

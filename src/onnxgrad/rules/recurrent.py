@@ -5,13 +5,13 @@
 
 from collections.abc import Sequence
 
+from onnxgrad.domains import MICROSOFT
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.op import OPERATORS
 from onnxgrad.rules import nondiff, op, todo, vjp
 from onnxgrad.rules.registry import Function
 
-MICROSOFT = "com.microsoft"
 ATTRIBUTES = ("hidden_size", "direction", "activations", "activation_alpha", "activation_beta", "clip")
 by_rewriting = todo  # a gradient passes, but nobody asks for it here: the node is rewritten before
 

@@ -6,6 +6,7 @@ engine writes the gradient of these. What the node takes from the forward pass i
 
 from collections.abc import Callable, Sequence
 
+from onnxgrad.domains import MICROSOFT, OWN
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.ops import gru, lstm, rnn
@@ -183,7 +184,7 @@ def _by_steps(
 DOC = "Written out step by step, whose number must be known."
 vjp(
     "GRUGrad",
-    domain="com.microsoft",
+    domain=MICROSOFT,
     doc=DOC,
     rewrite=_by_steps(("X", "W", "R", "B", "Ht0"), ("dHAll", "dHFinal"), ("Ht0",), gru.DEFAULTS, _gru_step),
     X=by_rewriting,
@@ -199,7 +200,7 @@ vjp(
 )
 vjp(
     "LSTMGrad",
-    domain="com.microsoft",
+    domain=MICROSOFT,
     doc=f"{DOC} B must be there if the LSTM has one.",
     rewrite=_by_steps(
         ("X", "W", "R", "B", "Ht0", "Ct0", "P"),
@@ -225,7 +226,7 @@ vjp(
 )
 vjp(
     "RNNGrad",
-    domain="com.microsoft",
+    domain=OWN,
     doc=DOC,
     rewrite=_by_steps(("X", "W", "R", "B", "Ht0"), ("dHAll", "dHFinal"), ("Ht0",), rnn.DEFAULTS, _rnn_step),
     X=by_rewriting,

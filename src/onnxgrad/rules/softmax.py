@@ -1,6 +1,6 @@
 """Softmax and LogSoftmax, and the gradients of their gradients."""
 
-from onnxgrad.graph.builder import MICROSOFT
+from onnxgrad.domains import MICROSOFT
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.rules import op, vjp

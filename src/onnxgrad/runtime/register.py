@@ -24,9 +24,9 @@ ASK = ctypes.CFUNCTYPE(None, *[_WORD] * 6)
 def register(options: Any = None) -> Any:
     """Makes every operator of onnxgrad known to sessions made with `options`, new ones if None; returns them.
 
-    Use the options for models with such operators. A model that does not import the domain com.microsoft, where they
-    are, may fail to load with them: onnxruntime then takes the domain for one of version 1000, and finds none of the
-    operators of its own that it puts together from others, QuickGelu for x · Sigmoid(x), say.
+    Use the options for models with such operators. A model that does not import the domain com.microsoft, where
+    most of them are, may fail to load with them: onnxruntime then takes the domain for one of version 1000, and finds
+    none of the operators of its own that it puts together from others, QuickGelu for x · Sigmoid(x), say.
     """
     try:
         import onnxruntime
@@ -59,8 +59,8 @@ def bridge() -> tuple[ctypes.CDLL, str]:
 
 
 @functools.cache
-def _domain(api_address: int) -> int:
-    """The domain with every operator, made once for each onnxruntime in the process."""
+def _domains(api_address: int) -> list[int]:
+    """The domains with all operators, made once for each onnxruntime in the process."""
     import onnxruntime
 
     from onnxgrad.runtime.compute import compiled_compute
@@ -84,8 +84,7 @@ def _domain(api_address: int) -> int:
             for overload in overloads_of(op, provider) if belongs else ():
                 address = describe(overload, _create, compute, destroy)
                 _check(api, api.call("CustomOpDomain_Add", domains[op.domain], address))
-    (only,) = domains.values()
-    return int(only.value or 0)
+    return [int(domain.value or 0) for domain in domains.values()]
 
 
 def _check(api: Api, status: int) -> None:
@@ -102,10 +101,12 @@ def _hook(options: int, base: int) -> int | None:
         address = get_api(ctypes.cast(base, ctypes.POINTER(ctypes.c_void_p))[0] or 0)(ort.VERSION)
         if not address:
             raise RuntimeError("this onnxruntime is too old for onnxgrad, which needs 1.25 or newer")
-        return Api(address).call("AddCustomOpDomain", options, _domain(address)) or None
+        api = Api(address)
+        for domain in _domains(address):
+            _check(api, api.call("AddCustomOpDomain", options, domain))
     except Exception as error:  # it must not cross the boundary
         _failures.append(error)
-        return None
+    return None
 
 
 @CREATE

@@ -5,6 +5,8 @@ from typing import Any
 import numpy as np
 from onnx.reference.op_run import OpRun
 
+from onnxgrad.domains import MICROSOFT
+
 
 class LpNormalization(OpRun):
     """onnx.reference sums what may be negative."""
@@ -56,7 +58,7 @@ class SimplifiedLayerNormalization(OpRun):
 class SkipLayerNormalization(OpRun):
     """An operator of onnxruntime."""
 
-    op_domain = "com.microsoft"
+    op_domain = MICROSOFT
 
     def _run(
         self, x: Any, skip: Any, gamma: Any, beta: Any = None, bias: Any = None, epsilon: float = 1e-5
@@ -70,7 +72,7 @@ class SkipLayerNormalization(OpRun):
 class SkipSimplifiedLayerNormalization(OpRun):
     """An operator of onnxruntime."""
 
-    op_domain = "com.microsoft"
+    op_domain = MICROSOFT
 
     def _run(self, x: Any, skip: Any, gamma: Any, bias: Any = None, epsilon: float = 1e-5) -> tuple[Any, ...]:
         total = x + skip + (0 if bias is None else bias)

@@ -1,0 +1,9 @@
+"""The domains that operators live in."""
+
+MICROSOFT = "com.microsoft"  # onnxruntime's, and so that of onnxruntime-training's operators
+OWN = "onnxgrad"  # operators that onnxruntime-training does not have, or has with another contract
+
+
+def is_standard(domain: str) -> bool:
+    """Whether it is ONNX's own domain, under either of its names."""
+    return domain in ("", "ai.onnx")
