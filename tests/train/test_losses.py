@@ -32,7 +32,7 @@ def model_with(loss, shape=SHAPE):
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     prepared = prepare(ir.from_proto(proto))
     builder = Builder(prepared.model.graph, prepared.opsets)
-    value = append_loss(builder, loss)
+    value = append_loss(builder, loss if isinstance(loss, str) else loss.parts)
     value.name = "loss"
     prepared.model.graph.outputs.append(value)
     return ir.to_proto(prepared.model)

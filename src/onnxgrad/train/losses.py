@@ -10,7 +10,7 @@ A loss of your own is a formula over ONNX operators:
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx_ir as ir
@@ -19,7 +19,6 @@ from onnxgrad.graph.builder import op
 from onnxgrad.graph.tensor import Dim, Tensor
 from onnxgrad.tensor_types import Array
 
-REDUCTIONS = ("mean", "sum")
 Shape = tuple[Dim, ...] | None
 
 
@@ -44,6 +43,7 @@ class Loss(Total):
     prediction: str
     target: str
     share: float
+    reduction: str = "mean"
 
     @property
     def parts(self) -> tuple["Loss", ...]:  # type: ignore[override]
@@ -76,7 +76,7 @@ class Loss(Total):
     @property
     def is_sum(self) -> bool:
         """Whether the loss of a batch is the sum of those of its parts."""
-        return getattr(self, "reduction", "mean") == "sum"
+        return self.reduction == "sum"
 
 
 def parts_of(total: Total) -> tuple[Loss, ...]:
@@ -91,22 +91,26 @@ def _reduce(values: Tensor, reduction: str) -> Tensor:
     return reduce(values, keepdims=0)
 
 
-def _check_reduction(name: str, reduction: str, allowed: Sequence[str] = REDUCTIONS) -> None:
-    if reduction not in allowed:
-        raise ValueError(f"{name}: reduction is {reduction!r}, expected one of {', '.join(map(repr, allowed))}")
-
-
 @dataclass(frozen=True)
-class MSE(Loss):
-    """The mean, or sum, of the squared differences."""
+class _ReducedLoss(Loss):
+    """A loss whose `reduction` is one of `reductions`; each class has the field itself, in its own order."""
 
+    reductions: ClassVar[tuple[str, ...]] = ("mean", "sum")
     prediction: str
     target: str = "target"
     share: float = 1.0
-    reduction: str = "mean"
 
     def __post_init__(self) -> None:
-        _check_reduction("MSE", self.reduction)
+        if self.reduction not in self.reductions:
+            expected = ", ".join(map(repr, self.reductions))
+            raise ValueError(f"{type(self).__name__}: reduction is {self.reduction!r}, expected one of {expected}")
+
+
+@dataclass(frozen=True)
+class MSE(_ReducedLoss):
+    """The mean, or sum, of the squared differences."""
+
+    reduction: str = "mean"
 
     def formula(self, prediction: Tensor, target: Tensor) -> Tensor:
         difference = prediction - target
@@ -114,33 +118,24 @@ class MSE(Loss):
 
 
 @dataclass(frozen=True)
-class L1(Loss):
+class L1(_ReducedLoss):
     """The mean, or sum, of the absolute differences."""
 
-    prediction: str
-    target: str = "target"
-    share: float = 1.0
     reduction: str = "mean"
-
-    def __post_init__(self) -> None:
-        _check_reduction("L1", self.reduction)
 
     def formula(self, prediction: Tensor, target: Tensor) -> Tensor:
         return _reduce(op.Abs(prediction - target), self.reduction)
 
 
 @dataclass(frozen=True)
-class Huber(Loss):
+class Huber(_ReducedLoss):
     """Half the squared difference up to `delta`, and a straight line from there on, as PyTorch's HuberLoss."""
 
-    prediction: str
-    target: str = "target"
-    share: float = 1.0
     delta: float = 1.0
     reduction: str = "mean"
 
     def __post_init__(self) -> None:
-        _check_reduction("Huber", self.reduction)
+        super().__post_init__()
         if not self.delta > 0:
             raise ValueError(f"Huber: delta is {self.delta!r}, expected a number above 0")
 
@@ -151,16 +146,13 @@ class Huber(Loss):
 
 
 @dataclass(frozen=True)
-class CrossEntropy(Loss):
+class CrossEntropy(_ReducedLoss):
     """The cross entropy of scores (logits) along `axis`, as PyTorch's.
 
     Targets are class numbers, or with `probabilities=True` a distribution over the classes. `ignore_index` is a class
     number that does not count; `weights` are one number per class; `label_smoothing` mixes in the even distribution.
     """
 
-    prediction: str
-    target: str = "target"
-    share: float = 1.0
     reduction: str = "mean"
     probabilities: bool = False
     ignore_index: int | None = None
@@ -169,7 +161,7 @@ class CrossEntropy(Loss):
     axis: int = 1
 
     def __post_init__(self) -> None:
-        _check_reduction("CrossEntropy", self.reduction)
+        super().__post_init__()
         if not 0 <= self.label_smoothing <= 1:
             raise ValueError(f"CrossEntropy: label_smoothing is {self.label_smoothing!r}, expected 0 to 1")
         if self.probabilities and self.ignore_index is not None:
@@ -276,20 +268,14 @@ def _constant(array: Any, like: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class BCEWithLogits(Loss):
+class BCEWithLogits(_ReducedLoss):
     """Binary cross entropy of scores (logits), each on its own; targets are 0 to 1.
 
     `pos_weight` is what positive targets count, one number or one for each score.
     """
 
-    prediction: str
-    target: str = "target"
-    share: float = 1.0
     reduction: str = "mean"
     pos_weight: float | Sequence[float] | None = None
-
-    def __post_init__(self) -> None:
-        _check_reduction("BCEWithLogits", self.reduction)
 
     def formula(self, prediction: Tensor, target: Tensor) -> Tensor:
         negative = op.Softplus(-prediction)  # -log of the sigmoid, without overflow
@@ -300,20 +286,15 @@ class BCEWithLogits(Loss):
 
 
 @dataclass(frozen=True)
-class KLDiv(Loss):
+class KLDiv(_ReducedLoss):
     """The divergence of a distribution given as logarithms from the target, which is one of probabilities.
 
     `log_target`: the target is logarithms, too. `reduction="batchmean"` divides the sum by the first dimension.
     """
 
-    prediction: str
-    target: str = "target"
-    share: float = 1.0
+    reductions = ("batchmean", *_ReducedLoss.reductions)
     reduction: str = "batchmean"
     log_target: bool = False
-
-    def __post_init__(self) -> None:
-        _check_reduction("KLDiv", self.reduction, ("batchmean", *REDUCTIONS))
 
     def formula(self, prediction: Tensor, target: Tensor) -> Tensor:
         if self.log_target:
