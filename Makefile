@@ -50,7 +50,7 @@ lint: .venv/ready
 	$(PY) -m mypy
 	.venv/bin/lint-imports
 
-# Speed against onnxruntime-training, PyTorch and NumPy, into bench/results.csv, bench/training.csv and the README.
+# Speed against onnxruntime-training, PyTorch and NumPy, into bench/*.csv, docs/speed.md and the README.
 bench: .venv/ready .venv-peer/ready
 	$(PY) -m bench
 	$(PY) -m bench.training

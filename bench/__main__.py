@@ -1,7 +1,6 @@
 """python -m bench [group …]: times every operator beside its peers and keeps the figures."""
 
 import argparse
-import datetime
 import platform
 import sys
 from collections.abc import Sequence
@@ -12,9 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 import onnxgrad
-from bench import contest, report, results
+from bench import contest, pages, report, results
 from bench.cases import DTYPES, GROUPS, Case, all_cases
-from bench.machine import description
 from bench.measure import FULL, QUICK, SHORTER
 from bench.peers import CannotRunError, Peer
 from bench.peers.numpy_peer import NumpyPeer
@@ -29,7 +27,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("groups", nargs="*", metavar="group", help=f"{', '.join(GROUPS)} or all (default: all)")
     parser.add_argument("--dtype", action="append", choices=list(DTYPES), help="only this type; may be repeated")
     parser.add_argument("--quick", action="store_true", help="a short look: nothing is written, memory is left out")
-    parser.add_argument("--readme", action="store_true", help="only rewrite the table of README.md from results.csv")
     options = parser.parse_args(arguments)
     for group in options.groups:
         if group not in (*GROUPS, "all"):
@@ -51,13 +48,6 @@ def _versions(peers: Sequence[Peer], console: Console) -> str:
     return ", ".join(versions)
 
 
-def _readme(console: Console) -> None:
-    if report.update_readme(results.read()):
-        console.print("README.md: table rewritten.")
-    else:
-        console.print(f"README.md has no {report.BEGIN} … {report.END}, so it was left as it is.")
-
-
 class Run:
     """The cases of one invocation, and what came of them."""
 
@@ -77,7 +67,7 @@ class Run:
 
     def go(self, cases: Sequence[Case]) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-        # Drawn between turns only: the thread that would otherwise redraw it takes time from whoever is on the clock.
+        # Drawn between runs only: the thread that would otherwise redraw it takes time from whoever is on the clock.
         with Progress(*columns, console=self.console, transient=True, auto_refresh=False) as progress:
             task = progress.add_task("", total=len(cases))
 
@@ -92,10 +82,10 @@ class Run:
                     self._one(case, on_progress)
                     progress.update(task, completed=done + 1)
                 if len(self.rows) > before:
-                    self.console.print(report.terminal_table(group, self.rows[before:]))
+                    self.console.print(report.operators_on_terminal(group, self.rows[before:]))
 
     def _one(self, case: Case, on_progress: "contest.OnProgress") -> None:
-        effort = QUICK if self.quick else FULL if case.has_bar else SHORTER
+        effort = QUICK if self.quick else FULL if case.dtype in ("float32", "int64") else SHORTER
         try:
             outcome = contest.run(case, self.peers, effort, not self.quick, on_progress)
         except contest.KernelMissingError as reason:
@@ -107,17 +97,14 @@ class Run:
             self.refusals.append(str(reason))
             self.console.print(f"[bold red]Not timed: {reason}.[/]")
             return
-        date, machine = datetime.date.today().isoformat(), description()
         for row in outcome.rows:
-            row.date, row.machine, row.versions = date, machine, self.versions
+            row.versions = self.versions
         self.rows += outcome.rows
         self.remarks += outcome.remarks
 
     def summary(self) -> None:
         for title, lines in (
             ("Worth knowing:", self.remarks),
-            ("Bars without a figure to hold against:", report.not_compared(self.rows)),
-            ("Bars missed:", report.missed(self.rows)),
             ("Wrong results, not timed:", self.refusals),
         ):
             if lines:
@@ -129,9 +116,6 @@ class Run:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     console = Console(width=None if sys.stdout.isatty() else 170)
-    if options.readme:
-        _readme(console)
-        return 0
     if (busy := psutil.cpu_percent(interval=0.5)) > 100 * NOTICEABLE:
         console.print(f"[yellow]Something else uses {busy:.0f} % of the processor: figures will be noisy.[/]")
     dtypes = [*(options.dtype or DTYPES), "int64"]
@@ -142,10 +126,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run.close()
     run.summary()
     if not options.quick:
-        results.write(results.replace(results.read(), run.rows, options.groups, dtypes))
-        console.print("\nbench/results.csv: written.")
-        if options.groups == list(GROUPS) and not options.dtype:
-            _readme(console)
+        types = [*DTYPES, "int64"]
+        results.update(
+            results.OPERATORS,
+            run.rows,
+            lambda row: row.case.split("/")[0] in options.groups and row.dtype in dtypes,
+            lambda row: (GROUPS.index(row.case.split("/")[0]), types.index(row.dtype)),
+        )
+        pages.write()
+        console.print("\nbench/results.csv and docs/speed.md: written.")
     return 1 if run.refusals else 0
 
 

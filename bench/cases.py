@@ -1,4 +1,4 @@
-"""The work that is timed: real shapes, what must be reached, and in which types."""
+"""The work that is timed: real shapes, and in which types."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -8,11 +8,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from bench.peers import NUMPY, ORT_TRAINING, TORCH, Array, OutputType
+from bench.peers import Array, OutputType
 from onnxgrad import op
 from onnxgrad.schema import Known
 
-OURS, INTO, FLOOR, MEMORY = "onnxgrad", "onnxgrad into", "floor", "memory"
+INTO, FLOOR, MEMORY = "onnxgrad into", "floor", "memory"
 DTYPES = {
     "float32": np.dtype(np.float32),
     "float16": np.dtype(np.float16),
@@ -23,27 +23,8 @@ Named = dict[str, Array | None]
 
 
 @dataclass(frozen=True)
-class MemoryBar:
-    """Peak memory besides the outputs: at most `times` the size of the input `of`, or `size` bytes."""
-
-    of: str | None = None
-    times: float = 0.0
-    size: int = 0
-
-    def limit(self, inputs: Named) -> float:
-        measure = inputs[self.of] if self.of else None
-        return self.size if measure is None else self.times * measure.nbytes
-
-    def words(self) -> str:
-        return f"≤ {self.times:g}× {self.of}" if self.of else f"≤ {self.size / 2**20:g} MB"
-
-
-@dataclass(frozen=True)
 class Case:
-    """One row of the table: an operator on inputs of one type.
-
-    `bars` says how many times our time each side must take at least. A bar under 1 leaves us that much slower.
-    """
+    """One row of the table: an operator on inputs of one type."""
 
     name: str
     work: str
@@ -53,10 +34,8 @@ class Case:
     small_inputs: Callable[[], Named]  # of the same types and ranks: compiles what the case needs
     attributes: dict[str, Any] = field(default_factory=dict)
     reduction_length: int = 1  # how many numbers add up to one, at most: what rounding errors grow with
-    bars: dict[str, float] = field(default_factory=dict)
-    at_most_ms: float | None = None
     has_floor: bool = False
-    memory: MemoryBar | None = None
+    memory_of: str | None = None  # the input in multiples of which peak memory is told, where it is measured
 
     @property
     def group(self) -> str:
@@ -65,10 +44,6 @@ class Case:
     @property
     def numpy_dtype(self) -> np.dtype[Any]:
         return DTYPES.get(self.dtype, np.dtype(np.int64))
-
-    @property
-    def has_bar(self) -> bool:
-        return bool(self.bars) or self.at_most_ms is not None
 
     @property
     def op(self) -> "op.Op[..., Any]":
@@ -160,7 +135,6 @@ def _gru_grad(sizes: tuple[int, int, int, int], linear_before_reset: int, dtype:
 
 
 def _gather_cases(dtype: str) -> list[Case]:
-    bars = {ORT_TRAINING: 5.0, TORCH: 4.0, FLOOR: 1 / 1.6} if dtype == "float32" else {}
     found = []
     for name, dims, count, axis, zipf in (
         ("embedding", (30522, 768), 4096, 0, True),
@@ -177,9 +151,8 @@ def _gather_cases(dtype: str) -> list[Case]:
                 small_inputs=partial(make, tuple(min(d, 256) for d in dims), 128),
                 attributes={"axis": axis},
                 reduction_length=count if zipf else 16,
-                bars=bars,
                 has_floor=True,
-                memory=MemoryBar("dY", 0.25),
+                memory_of="dY",
             )
         )
     return found
@@ -196,10 +169,9 @@ def _gather_elements_cases(dtype: str) -> list[Case]:
             small_inputs=partial(_gather_elements, (300, 300), 200, axis, dtype),
             attributes={"axis": axis},
             reduction_length=16,
-            bars={ORT_TRAINING: bar, TORCH: 1.2} if dtype == "float32" else {},
-            memory=MemoryBar("dY", 0.25),
+            memory_of="dY",
         )
-        for dims, axis, what, bar in (((2000, 1000), 0, "rows", 6.0), ((1000, 2000), 1, "columns", 3.0))
+        for dims, axis, what in (((2000, 1000), 0, "rows"), ((1000, 2000), 1, "columns"))
     ]
 
 
@@ -213,10 +185,9 @@ def _slice_cases(dtype: str) -> list[Case]:
             inputs=partial(_slice, (4096, 4096), which, dtype),
             small_inputs=partial(_slice, (512, 512), which, dtype),
             reduction_length=0,
-            bars=dict.fromkeys((ORT_TRAINING, NUMPY), bar) if dtype == "float32" else {},
-            memory=MemoryBar(size=2**20),
+            memory_of="dY",
         )
-        for which, bar in (("half the rows", 1 / 1.1), ("every 2nd column", 1.3), ("reversed", 1 / 1.1))
+        for which in ("half the rows", "every 2nd column", "reversed")
     ]
 
 
@@ -239,8 +210,7 @@ def _gru_cases(dtype: str) -> list[Case]:
                     small_inputs=partial(_gru_grad, small, linear, dtype),
                     attributes=attributes,
                     reduction_length=sizes[0] * sizes[1],
-                    bars={ORT_TRAINING: 10.0, TORCH: 1.3} if dtype == "float32" else {},
-                    memory=MemoryBar("ZRH", 2.0),
+                    memory_of="ZRH",
                 )
             )
             found.append(
@@ -253,7 +223,6 @@ def _gru_cases(dtype: str) -> list[Case]:
                     small_inputs=partial(_gru, small, dtype),
                     attributes=attributes,
                     reduction_length=sizes[2] + sizes[3],
-                    bars={ORT_TRAINING: 1.0, TORCH: 1.0} if dtype == "float32" else {},
                 )
             )
     return found
@@ -282,7 +251,7 @@ def _normalization_cases(dtype: str) -> list[Case]:
             small_inputs=partial(_normalization, (64, 256), centred, dtype),
             attributes={"axis": -1},
             reduction_length=dims[0],
-            memory=MemoryBar("Y_grad", 0.05),
+            memory_of="Y_grad",
         )
         for name, operator, centred in (
             ("layer", "LayerNormalizationGrad", True),
@@ -333,7 +302,6 @@ def _broadcast_cases() -> list[Case]:
             inputs=inputs,
             small_inputs=inputs,
             reduction_length=0,
-            at_most_ms=0.010,
         )
     ]
 

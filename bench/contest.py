@@ -1,4 +1,4 @@
-"""One case from start to end: our result checked, every side timed, memory measured, bars applied."""
+"""One case from start to end: our result checked, every side timed, memory measured."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 import onnxgrad
-from bench.cases import FLOOR, INTO, MEMORY, OURS, Case, output_types
+from bench.cases import FLOOR, INTO, MEMORY, Case, output_types
 from bench.floor import zeroing_and_reading
-from bench.measure import Effort, Timing, time_sides
+from bench.measure import Effort, time_sides
 from bench.memory import peak_extra_bytes
-from bench.peers import CannotRunError, HereSide, Peer, Side
+from bench.peers import OURS, CannotRunError, HereSide, Peer, Side
 from bench.quiet import NOTICEABLE, Neighbours
-from bench.results import BUSY, Row
+from bench.results import BUSY, Row, new_row
 from bench.verify import first_difference, right_results
 
 OnProgress = Callable[[float], None]  # told the share of a case done since the last time
@@ -98,42 +98,20 @@ def run(
         notes[OURS] = f"{BUSY} {share:.0%} of the machine"
         outcome.remarks.append(f"{case.work}, {case.dtype}: {notes[OURS]}, so take the figures for a guess")
     for side in dict.fromkeys((*timings, *notes)):
-        outcome.rows.append(_row(case, side, timings.get(side), timings[OURS], notes.get(side, "")))
-    if with_memory and case.memory is not None:
+        row = new_row(case.name, case.work, case.dtype, side)
+        row.note = notes.get(side, "")
+        if side in timings:
+            row.set_timing(timings[side])
+        outcome.rows.append(row)
+    if with_memory and case.memory_of is not None:
         try:
-            outcome.rows.append(_memory_row(case, peak_extra_bytes(case), case.memory.limit(inputs)))
+            extra = peak_extra_bytes(case)
         except CannotRunError as reason:
             outcome.remarks.append(f"no figure for the memory of {case.work}, {case.dtype}: {reason}")
+        else:
+            row = new_row(case.name, case.work, case.dtype, MEMORY)
+            given = inputs[case.memory_of]
+            assert given is not None
+            row.memory_mb, row.note = extra / 2**20, f"{extra / given.nbytes:.2f}× {case.memory_of}"
+            outcome.rows.append(row)
     return outcome
-
-
-def _row(case: Case, side: str, timing: Timing | None, ours: Timing, note: str) -> Row:
-    row = Row(case=case.name, work=case.work, dtype=case.dtype, side=side, note=note)
-    minimum = case.bars.get(side)
-    if minimum is not None:
-        row.bar = _words(side, minimum)
-    if timing is None:
-        return row
-    row.best_ms, row.median_ms = timing.best_ms, timing.median_ms
-    row.ratio_to_ours = timing.best_ms / ours.best_ms
-    if minimum is not None:
-        row.passed = row.ratio_to_ours >= minimum
-    if side == OURS and case.at_most_ms is not None:
-        row.bar, row.passed = f"< {case.at_most_ms * 1000:g} µs", timing.best_ms < case.at_most_ms
-    return row
-
-
-def _words(side: str, minimum: float) -> str:
-    if side == FLOOR:
-        return f"within {1 / minimum:.1f}× of it"
-    return f"≥ {minimum:g}×" if minimum >= 1 else f"within {round((1 / minimum - 1) * 100)} % of it"
-
-
-def _memory_row(case: Case, extra: int, limit: float) -> Row:
-    row = Row(case=case.name, work=case.work, dtype=case.dtype, side=MEMORY, extra_mb=extra / 2**20)
-    assert case.memory is not None
-    if case.memory.of:
-        row.note = f"{extra / (limit / case.memory.times):.2f}× {case.memory.of}"
-    if case.has_bar:
-        row.bar, row.passed = case.memory.words(), extra <= limit
-    return row

@@ -1,15 +1,34 @@
 """The machine that figures come from."""
 
 import platform
+import re
 from pathlib import Path
 
 import onnxgrad
 
+# The widest instructions that kernels here and there make use of, widest first: the system's name and a reader's.
+INSTRUCTIONS = {"amx_tile": "AMX", "avx512f": "AVX-512", "avx2": "AVX2"}
+
+
+def _told(field: str) -> str:
+    """The first such line of /proc/cpuinfo, "" where there is none."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(field)), "")
+
 
 def description() -> str:
     """Its processor and how many cores take part."""
-    model = platform.processor() or platform.machine()
-    if (cpuinfo := Path("/proc/cpuinfo")).exists():
-        names = [x.split(":", 1)[1].strip() for x in cpuinfo.read_text().splitlines() if x.startswith("model name")]
-        model = names[0] if names else model
+    model = _told("model name") or platform.processor() or platform.machine()
     return f"{model}, {onnxgrad.get_num_threads()} cores"
+
+
+def processor() -> str:
+    """The kind of its processor, whose figures have tables of their own: "Intel Xeon, AMX"."""
+    return kind(_told("model name") or platform.machine(), _told("flags").split())
+
+
+def kind(model: str, flags: list[str]) -> str:
+    """Maker and family, which are the first words of the model's name, and the widest instructions."""
+    family = " ".join(re.sub(r"\((R|TM)\)", "", model).split()[:2])
+    return ", ".join([family, *[name for flag, name in INSTRUCTIONS.items() if flag in flags][:1]])

@@ -1,28 +1,18 @@
-"""What a reader sees: a table on the terminal and the one in README.md, both from the same rows."""
+"""How figures are told, on the terminal and on pages, and the tables of operators."""
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from rich.table import Table
-from rich.text import Text
 
-from bench.cases import FLOOR, INTO, MEMORY, OURS
-from bench.peers import NUMPY, ORT_TRAINING, TORCH
+from bench.cases import FLOOR, INTO, MEMORY
+from bench.peers import NUMPY, ORT_TRAINING, OURS, TORCH
 from bench.results import BUSY, Row
 
-README = Path(__file__).resolve().parents[1] / "README.md"
-BEGIN, END = "<!-- speed:begin -->", "<!-- speed:end -->"
 PEERS = (ORT_TRAINING, TORCH, NUMPY)
 NOTHING = "–"
 
-By = dict[tuple[str, str], dict[str, Row]]
-
-
-def _by_case(rows: Iterable[Row]) -> By:
-    found: By = {}
-    for row in rows:
-        found.setdefault((row.case, row.dtype), {})[row.side] = row
-    return found
+Sides = dict[str, Row]
+Lines = list[list[str]]
 
 
 def milliseconds(value: float) -> str:
@@ -34,116 +24,65 @@ def times(ratio: float) -> str:
     return f"{ratio:.{digits}f}×"
 
 
-def _differs(row: Row) -> str:
-    return "†" if row.note.startswith("differs") else ""
-
-
-def _figure(row: Row | None) -> str:
-    """ "46 (5.2×)": milliseconds, and how many times ours."""
-    if row is None or row.best_ms is None or row.ratio_to_ours is None:
+def median(row: Row | None, unit: float = 1.0) -> str:
+    """ "5.14 (4.9–6)": the median, and between which times eight calls of ten are; in so many parts of a ms."""
+    if row is None or row.median_ms is None:
         return NOTHING
-    ratio = f" ({times(row.ratio_to_ours)})" if row.side != OURS else ""
-    return milliseconds(row.best_ms) + ratio + _differs(row)
+    told = milliseconds(row.median_ms * unit)
+    if row.p10_ms is not None and row.p90_ms is not None:
+        told += f" ({milliseconds(row.p10_ms * unit)}–{milliseconds(row.p90_ms * unit)})"
+    return told
 
 
-def _memory(row: Row | None) -> str:
-    if row is None or row.extra_mb is None:
-        return NOTHING
-    return f"{row.extra_mb:.1f} MB" + (f" ({row.note})" if row.note else "")
+def ratio(row: Row | None, ours: Row | None) -> float | None:
+    """How many times our median a side's is; None where one is missing."""
+    if row is None or ours is None or row.median_ms is None or ours.median_ms is None:
+        return None
+    return row.median_ms / ours.median_ms
 
 
-def terminal_table(title: str, rows: Iterable[Row]) -> Table:
-    """One line per case; green where a bar is met, red and ✗ where it is missed."""
-    table = Table(title=title, title_justify="left", caption_justify="left")
-    table.add_column("work")
-    table.add_column("type")
-    for heading in ("onnxgrad ms", "into", *PEERS, "floor", "extra memory"):
-        table.add_column(heading, justify="right")
-    for (_, dtype), sides in _by_case(rows).items():
-        cells = [_coloured(_figure(sides.get(side)), sides.get(side)) for side in (OURS, INTO, *PEERS, FLOOR)]
-        cells.append(_coloured(_memory(sides.get(MEMORY)), sides.get(MEMORY)))
-        table.add_row(next(iter(sides.values())).work, dtype, *cells)
+def by_case(rows: Iterable[Row]) -> list[Sides]:
+    """The sides of each case and type."""
+    found: dict[tuple[str, str], Sides] = {}
+    for row in rows:
+        found.setdefault((row.case, row.dtype), {})[row.side] = row
+    return list(found.values())
+
+
+def by_processor(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    """The rows of each kind of processor, first that measured last."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row.processor, []).append(row)
+    return dict(reversed(found.items()))
+
+
+def headings(rows: Sequence[Row], peers: Iterable[str]) -> list[str]:
+    """The peers, with their versions where these are known."""
+    versions = rows[0].versions.split(", ")
+    return [next((v for v in versions if v.startswith(peer)), peer).split("+")[0] for peer in peers]
+
+
+def markdown_table(columns: Sequence[str], lines: Lines, left: int = 1) -> str:
+    """The first `left` columns are words, the others numbers."""
+    rule = "|" + "---|" * left + "--:|" * (len(columns) - left)
+    return "\n".join([f"| {' | '.join(columns)} |", rule, *(f"| {' | '.join(line)} |" for line in lines)])
+
+
+def terminal_table(title: str, columns: Sequence[str], lines: Lines, left: int = 1) -> Table:
+    """The same on a terminal."""
+    table = Table(title=title, title_justify="left")
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number < left else "right")
+    for line in lines:
+        table.add_row(*(cell.replace("<br>", "\n").replace("**", "") for cell in line))
     return table
 
 
-def _coloured(words: str, row: Row | None) -> Text:
-    if row is None or row.passed is None:
-        return Text(words)
-    return Text(words, style="green") if row.passed else Text(f"✗ {words}", style="bold red")
-
-
-def missed(rows: Iterable[Row]) -> list[str]:
-    """A line for every bar that was not reached."""
-    return [f"{r.work}, {r.dtype}: {_what(r)}, asked for {r.bar}" for r in rows if r.passed is False]
-
-
-def not_compared(rows: Iterable[Row]) -> list[str]:
-    """A line for every bar that had nothing to be held against."""
-    return [f"{r.work}, {r.dtype}: no figure of {r.side}, {r.note}" for r in rows if r.bar and r.passed is None]
-
-
-def _what(row: Row) -> str:
-    if row.side == MEMORY:
-        return f"extra memory {_memory(row)}"
-    if row.side == OURS:
-        return f"{_figure(row)} ms"
-    if row.side == FLOOR:
-        return f"{1 / (row.ratio_to_ours or 1):.2f}× the floor of {milliseconds(row.best_ms or 0)} ms"
-    return f"{row.side} takes {row.ratio_to_ours:.2f}× our time"
-
-
-def markdown(rows: Sequence[Row]) -> str:
-    """The block for README.md."""
-    if not rows:
-        return "Nothing measured yet: `make bench` fills this in."
-    tables = [_markdown_table([r for r in rows if r.dtype in ("float32", "int64")], "float32", with_type=False)]
-    others = [r for r in rows if r.dtype not in ("float32", "int64")]
-    if others:
-        tables += ["The other types:", _markdown_table(others, "", with_type=True)]
-    tables.insert(1, _legend(rows))
-    return "\n\n".join(tables)
-
-
-def _markdown_table(rows: Sequence[Row], dtype: str, with_type: bool) -> str:
-    versions = rows[0].versions.split(", ") if rows else []
-    headings = [next((v for v in versions if v.startswith(peer)), peer).split("+")[0] for peer in PEERS]
-    work = f"work, {dtype}" if dtype else "work"
-    lines = [
-        f"| {work} | " + ("type | " if with_type else "") + f"onnxgrad ms | {' | '.join(headings)} | extra memory |",
-        "|---|" + ("---|" if with_type else "") + "--:|" * (len(PEERS) + 2),
-    ]
-    for (_, case_type), sides in _by_case(rows).items():
-        cells = [next(iter(sides.values())).work, *([case_type] if with_type else []), _figure(sides.get(OURS))]
-        cells += [_emphasised(sides.get(peer)) for peer in PEERS]
-        lines.append(f"| {' | '.join([*cells, _memory(sides.get(MEMORY))])} |")
-    return "\n".join(lines)
-
-
-def _emphasised(row: Row | None) -> str:
-    loss = row is not None and row.ratio_to_ours is not None and row.ratio_to_ours < 1
-    return f"**{_figure(row)}**" if loss else _figure(row)
-
-
-def _legend(rows: Sequence[Row]) -> str:
-    sentences = [
-        "Milliseconds a call, best of alternating rounds, smaller is better; in brackets, how many times onnxgrad's "
-        f"time. **Bold**: faster than onnxgrad. {NOTHING}: cannot do it.",
-    ]
-    if any(_differs(row) for row in rows):
-        sentences.append("†: its result differs from the definition by more than rounding once.")
-    if busy := sum(row.note.startswith(BUSY) for row in rows):
-        sentences.append(f"{busy} of these cases were measured while other processes used the machine.")
-    sentences += [
-        f"{row.work}: zeroing the output and reading dY once, and nothing else, takes {milliseconds(row.best_ms)} ms."
-        for row in rows
-        if row.side == FLOOR and row.dtype == "float32" and row.best_ms is not None
-    ]
-    sentences += [
-        "PyTorch has one GRU only, the one with linear_before_reset 1; both are compared with it.",
-        f"{span(r.machine for r in rows)}, {span(r.date for r in rows)}, `make bench`: "
-        f"{span(r.versions for r in rows)}.",
-    ]
-    return "  \n".join(sentences)
+def origin(rows: Sequence[Row], command: str) -> str:
+    """Where, when and by which versions the rows were measured."""
+    machines, dates, versions = (span(getattr(r, name) for r in rows) for name in ("machine", "date", "versions"))
+    return f"{machines}, {dates}, `{command}`" + (f": {versions}." if versions else ".")
 
 
 def span(values: Iterable[str]) -> str:
@@ -151,17 +90,80 @@ def span(values: Iterable[str]) -> str:
     return " and ".join(sorted(set(values)))
 
 
-def update_readme(rows: Sequence[Row]) -> bool:
-    """Rewrites the block between the markers; False if README.md has none."""
-    return replace_block(BEGIN, END, markdown(rows))
+def busy(rows: Sequence[Row]) -> list[str]:
+    """A sentence, if rows were measured in company."""
+    count = sum(row.note.startswith(BUSY) for row in rows)
+    return [f"{count} of these cases were measured while other processes used the machine."] if count else []
 
 
-def replace_block(begin: str, end: str, words: str) -> bool:
-    """Puts words between two markers of README.md; False if it has none."""
-    text = README.read_text(encoding="utf-8") if README.exists() else ""
-    if begin not in text or end not in text:
-        return False
-    head, _, rest = text.partition(begin)
-    _, _, tail = rest.partition(end)
-    README.write_text(f"{head}{begin}\n{words}\n{end}{tail}", encoding="utf-8")
-    return True
+def operators_on_terminal(title: str, rows: Sequence[Row]) -> Table:
+    """One line per case."""
+    lines = []
+    for sides in by_case(rows):
+        row, ours = next(iter(sides.values())), sides.get(OURS)
+        cells = [median(ours), *(_beside(sides.get(side), ours) for side in (INTO, *PEERS, FLOOR))]
+        lines.append([row.work, row.dtype, *cells, _memory(sides.get(MEMORY))])
+    return terminal_table(title, ("work", "type", "onnxgrad ms", "into", *PEERS, "floor", "extra memory"), lines, 2)
+
+
+def operators(rows: Sequence[Row]) -> str:
+    """A section for each kind of processor."""
+    parts = []
+    for processor, measured in by_processor(rows).items():
+        first = [r for r in measured if r.dtype in ("float32", "int64")]
+        others = [r for r in measured if r.dtype not in ("float32", "int64")]
+        parts += [f"### Operators on {processor}", _operators_table(first, with_type=False), _legend(measured)]
+        if others:
+            parts += ["The other types:", _operators_table(others, with_type=True)]
+    return "\n\n".join(parts)
+
+
+def _operators_table(rows: Sequence[Row], with_type: bool) -> str:
+    words = ["work", "type"] if with_type else ["work, float32"]
+    lines = []
+    for sides in by_case(rows):
+        row, ours = next(iter(sides.values())), sides.get(OURS)
+        cells = [row.work, *([row.dtype] if with_type else []), median(ours)]
+        lines.append([*cells, *(_beside(sides.get(peer), ours) for peer in PEERS), _memory(sides.get(MEMORY))])
+    return markdown_table([*words, "onnxgrad ms", *headings(rows, PEERS), "extra memory"], lines, len(words))
+
+
+def _beside(row: Row | None, ours: Row | None) -> str:
+    """ "46 (5.2×)": a side's median, and how many times ours; bold where it is less."""
+    many = ratio(row, ours)
+    if row is None or row.median_ms is None or many is None:
+        return NOTHING
+    told = f"{milliseconds(row.median_ms)} ({times(many)})"
+    return (f"**{told}**" if many < 1 else told) + _differs(row)
+
+
+def _differs(row: Row) -> str:
+    return "†" if row.note.startswith("differs") else ""
+
+
+def _memory(row: Row | None) -> str:
+    if row is None or row.memory_mb is None:
+        return NOTHING
+    return f"{row.memory_mb:.1f} MB" + (f" ({row.note})" if row.note else "")
+
+
+def _legend(rows: Sequence[Row]) -> str:
+    sentences = [
+        "Milliseconds a call: the median, and from which to which time eight calls of ten take; in brackets after a "
+        f"peer's, how many times onnxgrad's. **Bold**: faster than onnxgrad. {NOTHING}: cannot do it.",
+    ]
+    if any(row.median_ms is not None and row.p10_ms is None for row in rows):
+        sentences.append("Where there is no range, the median is that of runs of 70 ms or less, each by its mean.")
+    if any(_differs(row) for row in rows):
+        sentences.append("†: its result differs from the definition by more than rounding once.")
+    sentences += busy(rows)
+    sentences += [
+        f"{row.work}: zeroing the output and reading dY once, and nothing else, takes {milliseconds(row.median_ms)} ms."
+        for row in rows
+        if row.side == FLOOR and row.dtype == "float32" and row.median_ms is not None
+    ]
+    sentences += [
+        "PyTorch has one GRU only, the one with linear_before_reset 1; both are compared with it.",
+        origin(rows, "python -m bench"),
+    ]
+    return "  \n".join(sentences)

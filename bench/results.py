@@ -1,73 +1,89 @@
-"""bench/results.csv: one row for every case and side, kept from run to run."""
+"""The files of figures, bench/*.csv: a row for each case and side on each kind of processor, kept from run to run."""
 
 import csv
-from collections.abc import Iterable, Sequence
+import datetime
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
-from bench.cases import DTYPES, GROUPS
+from bench import machine
+from bench.measure import Timing
 
-FILE = Path(__file__).with_name("results.csv")
+FOLDER = Path(__file__).parent
+OPERATORS, TRAINING, SESSIONS, PAUSES, BUILDING = (
+    FOLDER / f"{name}.csv" for name in ("results", "training", "sessions", "pauses", "building")
+)
 BUSY = "other processes used"  # how the note of a row opens that was measured in company
 
 
 @dataclass
 class Row:
-    """What one side needed for one case; ratio_to_ours is its time over ours, so more than 1 means we are faster."""
+    """What one side took for one case, in milliseconds a call; empty where it was not measured."""
 
+    processor: str
     case: str
     work: str
     dtype: str
     side: str
-    best_ms: float | None = None
     median_ms: float | None = None
-    ratio_to_ours: float | None = None
-    extra_mb: float | None = None
-    bar: str = ""
-    passed: bool | None = None
+    p10_ms: float | None = None
+    p90_ms: float | None = None
+    best_ms: float | None = None
+    calls: int | None = None
+    memory_mb: float | None = None
+    loss: float | None = None
     note: str = ""
     machine: str = ""
     date: str = ""
     versions: str = ""
 
-    @property
-    def group(self) -> str:
-        return self.case.split("/")[0]
+    def set_timing(self, timing: Timing) -> None:
+        for name, value in asdict(timing).items():
+            setattr(self, name, value)
 
 
-_NUMBERS = ("best_ms", "median_ms", "ratio_to_ours", "extra_mb")
+_NUMBERS = ("median_ms", "p10_ms", "p90_ms", "best_ms", "memory_mb", "loss")
 
 
-def read() -> list[Row]:
-    """The rows of the file, none if there is no file."""
-    if not FILE.exists():
-        return []
-    with FILE.open(newline="", encoding="utf-8") as file:
-        return [_parse(record) for record in csv.DictReader(file)]
-
-
-def _parse(record: dict[str, str]) -> Row:
-    row = Row(**{f.name: record.get(f.name, "") for f in fields(Row)})  # type: ignore[arg-type]
-    for name in _NUMBERS:
-        setattr(row, name, float(record[name]) if record[name] else None)
-    row.passed = {"yes": True, "no": False}.get(record["passed"])
+def new_row(case: str, work: str, dtype: str, side: str, versions: str = "") -> Row:
+    """A row of this machine, measured today."""
+    row = Row(machine.processor(), case, work, dtype, side)
+    row.machine, row.date, row.versions = machine.description(), datetime.date.today().isoformat(), versions
     return row
 
 
-def replace(old: Iterable[Row], new: Sequence[Row], groups: Sequence[str], dtypes: Sequence[str]) -> list[Row]:
-    """The old rows with those of the groups and types that were run again replaced, in the usual order."""
-    kept = [row for row in old if row.group not in groups or row.dtype not in dtypes]
-    types = [*DTYPES, "int64"]
-    return sorted([*kept, *new], key=lambda row: (GROUPS.index(row.group), types.index(row.dtype)))
+def read(file: Path) -> list[Row]:
+    """The rows of a file, none if there is no file."""
+    if not file.exists():
+        return []
+    with file.open(newline="", encoding="utf-8") as lines:
+        return [_parsed(record) for record in csv.DictReader(lines)]
 
 
-def write(rows: Iterable[Row]) -> None:
-    with FILE.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [f.name for f in fields(Row)], lineterminator="\n")
+def _parsed(record: dict[str, str]) -> Row:
+    values: dict[str, Any] = {f.name: record[f.name] for f in fields(Row)}
+    values |= {name: float(values[name]) if values[name] else None for name in _NUMBERS}
+    values["calls"] = int(values["calls"]) if values["calls"] else None
+    return Row(**values)
+
+
+def update(file: Path, new: Sequence[Row], replaced: Callable[[Row], bool], order: Callable[[Row], Any]) -> None:
+    """Puts new rows in the place of those of the same processor that `replaced` picks; other processors' rows stay.
+
+    The processor measured last comes last in the file.
+    """
+    here = {row.processor for row in new}
+    old = read(file)
+    kept = [row for row in old if row.processor in here and not replaced(row)]
+    write(file, [*(row for row in old if row.processor not in here), *sorted([*kept, *new], key=order)])
+
+
+def write(file: Path, rows: Iterable[Row]) -> None:
+    with file.open("w", newline="", encoding="utf-8") as lines:
+        writer = csv.DictWriter(lines, [f.name for f in fields(Row)], lineterminator="\n")
         writer.writeheader()
         for row in rows:
-            record = asdict(row)
-            for name in _NUMBERS:
-                record[name] = "" if record[name] is None else f"{record[name]:.5g}"
-            record["passed"] = {True: "yes", False: "no", None: ""}[row.passed]
-            writer.writerow(record)
+            record = {name: "" if value is None else value for name, value in asdict(row).items()}
+            rounded = {name: f"{record[name]:.6g}" for name in _NUMBERS if record[name] != ""}
+            writer.writerow(record | rounded)

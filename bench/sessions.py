@@ -5,9 +5,9 @@ less, also in a chain of 50 nodes, which tells what one more node costs, and in 
 for the oldest and the newest stock onnxruntime; an Add beside it tells what a session costs before any node of ours.
 """
 
-import csv
+import argparse
 import sys
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,17 +15,18 @@ import onnx
 import onnxruntime
 from onnx import helper
 from rich.console import Console
-from rich.table import Table
 
 import onnxgrad
+from bench import report, results
 from bench.cases import Case, all_cases, output_types
-from bench.measure import FULL, time_sides
+from bench.measure import FULL, QUICK, Effort, Timing, time_sides
 from bench.peers import CannotRunError, HereSide
 from bench.peers.ort_training_peer import OrtTrainingPeer, StockPeer
+from bench.results import Row, new_row
 
-RESULTS = Path(__file__).with_name("sessions.csv")
-MOST_TIMES, MOST_ADDED_US = 1.15, 10.0  # in a session against directly; what a node may add
+DIRECTLY, INSIDE = "directly", "in a session"
 CHAIN = 50
+ADD, NODE = "Add in a session of one node", "BroadcastGradientArgs in a session of one node"
 ELEMENT_TYPES = {"float32": onnx.TensorProto.FLOAT, "int64": onnx.TensorProto.INT64, "int32": onnx.TensorProto.INT32}
 
 
@@ -83,7 +84,7 @@ def _one_node(case: Case) -> dict[str, Any]:
         expected = results[list(outputs).index(name)] if case.operator == "broadcast_gradient_args" else array
         if bound[name].tobytes() != expected.tobytes():
             raise SystemExit(f"{case.work}: {name} differs in the session, nothing to time")
-    return {"directly": HereSide(direct), "in a session": HereSide(run)}
+    return {DIRECTLY: HereSide(direct), INSIDE: HereSide(run)}
 
 
 def _chain(nodes: int) -> HereSide:
@@ -98,15 +99,16 @@ def _chain(nodes: int) -> HereSide:
     return HereSide(_bound(_session(_model(made, inputs, names)), inputs, outputs))
 
 
-def _smallest_sessions(case: Case) -> list[list[Any]]:
-    """A row for each onnxruntime: its Add, the node of the case, whether the latter meets the bar; microseconds."""
+def _smallest_sessions(case: Case, effort: Effort) -> list[Row]:
+    """For each onnxruntime: a session with an Add, and one with the node of the case."""
     threads = onnxgrad.get_num_threads()
     given = case.inputs()
     expected: Any = case.op(*given.values())
     outputs = [t._replace(shape=e.shape) for t, e in zip(output_types(case, given), expected, strict=True)]
     shape = next(array.shape for array in given.values() if array is not None)
     total = outputs[0]._replace(name="total", shape=shape)
-    peers: dict[str, OrtTrainingPeer] = {}
+    peers: list[OrtTrainingPeer] = []
+    rows: dict[str, Row] = {}
     sides: dict[str, Any] = {}
     for make in (
         lambda: OrtTrainingPeer(threads),
@@ -114,58 +116,94 @@ def _smallest_sessions(case: Case) -> list[list[Any]]:
         lambda: StockPeer(threads, oldest=False),
     ):
         try:
-            asked = make()
-            name = f"{asked.name} {asked.version()}"
-            asked.close()
-            for operator, results in (("add", [total]), (case.operator, outputs)):
-                peer = peers[f"{name} {operator}"] = make()
-                sides[f"{name} {operator}"], got = peer.prepare(operator, given, {}, results)
+            for work, operator, wanted in ((ADD, "add", [total]), (NODE, case.operator, outputs)):
+                peers.append(peer := make())
+                name = f"{peer.name} {peer.version()}"
+                sides[work + name], got = peer.prepare(operator, given, {}, wanted)
                 if operator != "add" and any(g.tobytes() != e.tobytes() for g, e in zip(got, expected, strict=True)):
                     raise SystemExit(f"{case.work} differs in {name}, nothing to time")
+                rows[work + name] = new_row(work, work, "int64", name)
         except CannotRunError as reason:
             print(reason)
-    times = {name: timing.best_ms * 1e3 for name, timing in time_sides(sides, FULL).items()}
-    for peer in peers.values():
+    for key, timing in time_sides(sides, effort).items():
+        rows[key].set_timing(timing)
+    for peer in peers:
         peer.close()
-    names = dict.fromkeys(name.rpartition(" ")[0] for name in times)
-    limit = next((t for name, t in times.items() if name.endswith(case.operator)), np.inf)
-    return [
-        [name, times[f"{name} add"], times[f"{name} {case.operator}"], times[f"{name} {case.operator}"] <= limit]
-        for name in names
-    ]
+    return list(rows.values())
 
 
-def main() -> int:
+def measured(effort: Effort) -> list[Row]:
     rows = []
     cases = [c for c in all_cases() if c.dtype in ("float32", "int64")]
     for case in cases:
-        times = {name: timing.best_ms for name, timing in time_sides(_one_node(case), FULL).items()}
-        direct, inside = times["directly"], times["in a session"]
-        rows.append([case.work, direct, inside, inside / direct, inside <= MOST_TIMES * direct])
-    chains = time_sides({"short": _chain(1), "long": _chain(CHAIN + 1)}, FULL)
-    added = (chains["long"].best_ms - chains["short"].best_ms) / CHAIN * 1e3
-    rows.append([f"one more node of {CHAIN}", None, added / 1e3, None, added <= MOST_ADDED_US])
-    smallest = _smallest_sessions(next(c for c in cases if c.operator == "broadcast_gradient_args"))
+        for side, timing in time_sides(_one_node(case), effort).items():
+            rows.append(new_row(case.name, case.work, case.dtype, side))
+            rows[-1].set_timing(timing)
+    chains = time_sides({"short": _chain(1), "long": _chain(CHAIN + 1)}, effort)
+    rows.append(new_row("chain", f"one more node of {CHAIN}", "int64", INSIDE))
+    rows[-1].median_ms, rows[-1].best_ms = (_added(chains, name) for name in ("median_ms", "best_ms"))
+    return rows + _smallest_sessions(next(c for c in cases if c.operator == "broadcast_gradient_args"), effort)
 
-    headers = ("work, float32", "directly ms", "in a session ms", "times", "bar met")
-    _show(headers, rows)
-    small_headers = ("a session with one node", "Add µs", "BroadcastGradientArgs µs", "not slower than the first")
-    _show(small_headers, smallest)
-    with RESULTS.open("w", newline="") as file:
-        writer = csv.writer(file)
-        for header, part in ((headers, rows), (small_headers, smallest)):
-            writer.writerow(header)
-            writer.writerows(
-                [["" if c is None else f"{c:.5g}" if isinstance(c, float) else c for c in row] for row in part]
-            )
+
+def _added(chains: dict[str, Timing], name: str) -> float:
+    """Milliseconds that one more node adds."""
+    return float(getattr(chains["long"], name) - getattr(chains["short"], name)) / CHAIN
+
+
+def tables(rows: Sequence[Row]) -> str:
+    """A section for each kind of processor."""
+    parts = []
+    for processor, found in report.by_processor(rows).items():
+        parts.append(f"### Sessions on {processor}")
+        beside = [r for r in found if r.side in (DIRECTLY, INSIDE)]
+        parts.append(report.markdown_table(["work, float32, ms", DIRECTLY, INSIDE, "times"], _lines(beside)))
+        versions = list(dict.fromkeys(r.side for r in found if r.side not in (DIRECTLY, INSIDE)))
+        lines = []
+        for sides in report.by_case(r for r in found if r.side in versions):
+            work = next(iter(sides.values())).work
+            lines.append([work, *(_figure(sides.get(version), 1e3) for version in versions)])
+        parts.append(report.markdown_table(["µs", *versions], lines))
+        parts.append(
+            "The median, and from which to which time eight calls of ten take; only the best of 21 rounds where it "
+            f"says so.  \n{report.origin(found, 'python -m bench.sessions')}"
+        )
+    return "\n\n".join(parts)
+
+
+def _lines(rows: Sequence[Row]) -> report.Lines:
+    lines = []
+    for sides in report.by_case(rows):
+        direct, inside = sides.get(DIRECTLY), sides[INSIDE]
+        many = report.ratio(inside, direct)
+        if many is None and direct is not None and inside.best_ms is not None and direct.best_ms is not None:
+            many = inside.best_ms / direct.best_ms
+        told = report.NOTHING if many is None else report.times(many)
+        lines.append([inside.work, _figure(direct), _figure(inside), told])
+    return lines
+
+
+def _figure(row: Row | None, unit: float = 1.0) -> str:
+    """The median with its range; the best where there is no median."""
+    if row is None or row.best_ms is None:
+        return report.NOTHING
+    if row.median_ms is None:
+        return f"best {report.milliseconds(row.best_ms * unit)}"
+    return report.median(row, unit)
+
+
+def main() -> int:
+    from bench import pages  # which imports this module for its tables
+
+    parser = argparse.ArgumentParser(prog="python -m bench.sessions", description="What a session adds.")
+    parser.add_argument("--quick", action="store_true", help="a short look: nothing is written")
+    options = parser.parse_args()
+    rows = measured(QUICK if options.quick else FULL)
+    beside = [r for r in rows if r.side in (DIRECTLY, INSIDE)]
+    Console().print(report.terminal_table("", ["work, float32, ms", DIRECTLY, INSIDE, "times"], _lines(beside)))
+    if not options.quick:
+        results.update(results.SESSIONS, rows, lambda row: True, lambda row: 0)
+        pages.write()
     return 0
-
-
-def _show(headers: tuple[str, ...], rows: list[list[Any]]) -> None:
-    table = Table(*headers)
-    for what, *times, met in rows:
-        table.add_row(what, *("–" if c is None else f"{c:.4g}" for c in times), "yes" if met else "[red]no")
-    Console().print(table)
 
 
 if __name__ == "__main__":

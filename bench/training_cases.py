@@ -2,15 +2,16 @@
 
 import io
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bench.peers import ORT_TRAINING, TORCH, Array
+from bench.peers import ORT_TRAINING, OURS, Array
 
 OPSET = 18
 PEER_OPSET = 15  # onnxruntime-training 1.19.2 does not train a LayerNormalization of one output: it gets it written out
@@ -99,8 +100,6 @@ class TrainingCase:
     full: Size
     small: Size
     examples_axis: int = 0
-    turns: int = 200
-    bars: Mapping[str, float] = field(default_factory=lambda: {TORCH: 1.0, ORT_TRAINING: 2.0})
 
     def module(self, size: Size) -> nn.Module:
         """The same weights each time."""
@@ -111,6 +110,13 @@ class TrainingCase:
         x = size.x()
         labels = np.random.default_rng(1).integers(0, CLASSES, x.shape[self.examples_axis])
         return {"x": x, "target": labels}
+
+    def write(self, folder: Path) -> None:
+        """The files that training_steps.step_of reads, of both sizes."""
+        for name, size in (("full", self.full), ("small", self.small)):
+            for opset, side in ((OPSET, OURS), (PEER_OPSET, ORT_TRAINING)):
+                (folder / f"{self.name}-{name}-{side}.onnx").write_bytes(self.exported(size, opset))
+            np.savez(folder / f"{self.name}-{name}.npz", **self.batch(size))
 
     def exported(self, size: Size, opset: int) -> bytes:
         """The .onnx file."""
@@ -131,7 +137,6 @@ CASES = (
         Size(lambda: GruClassifier(10_000, 128, 256), lambda: _tokens(10_000, 64, 32)),
         Size(lambda: GruClassifier(50, 8, 8), lambda: _tokens(50, 3, 2)),
         examples_axis=1,
-        bars={TORCH: 1.0, ORT_TRAINING: 5.0},
     ),
     TrainingCase(
         "transformer",
@@ -144,7 +149,6 @@ CASES = (
         "MLP: 784-1024-1024-10, N128",
         Size(lambda: _mlp(784, 1024), lambda: _numbers(128, 784)),
         Size(lambda: _mlp(64, 64), lambda: _numbers(32, 64)),
-        turns=600,
     ),
     TrainingCase(
         "cnn",

@@ -4,13 +4,10 @@ import ctypes
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-
-from bench.peers import ORT_TRAINING, TORCH, CannotRunError
-from bench.training_steps import Step, onnxgrad_step, ort_training_step, torch_step
+from bench.peers import CannotRunError
+from bench.training_steps import step_of
 
 ROOT = Path(__file__).resolve().parents[1]
 STEPS = 5
@@ -33,26 +30,14 @@ def _resident(field: str) -> int:
     raise CannotRunError(f"the system does not tell {field}")
 
 
-def _step(side: str, folder: Path, case: str, size: str, threads: int) -> Step:
-    with np.load(folder / f"{case}-{size}.npz") as archive:
-        batch = {name: archive[name] for name in archive.files}
-    if side == TORCH:
-        from bench.training_cases import CASES
-
-        chosen = next(c for c in CASES if c.name == case)
-        return torch_step(chosen.module(getattr(chosen, size)), batch, threads)
-    make: Callable[..., Step] = ort_training_step if side == ORT_TRAINING else onnxgrad_step
-    return make(folder / f"{case}-{size}-{side}.onnx", batch, threads)
-
-
 def main() -> None:
     side, folder, case, threads = sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
-    _step(side, folder, case, "small", threads)()  # loads libraries, compiles, starts threads
+    step_of(side, folder, case, "small", threads)()  # loads libraries, compiles, starts threads
     if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
         libc.malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM to VmRSS
     before = _resident("VmRSS")
-    step = _step(side, folder, case, "full", threads)
+    step = step_of(side, folder, case, "full", threads)
     for _ in range(STEPS):
         step()
     print(json.dumps({"peak_bytes": max(0, _resident("VmHWM") - before)}))

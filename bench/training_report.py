@@ -1,157 +1,118 @@
-"""What a reader sees of bench/training.csv: a table on the terminal, and the one in README.md."""
+"""The tables of training steps: on the terminal, in docs/speed.md, and the short one of README.md."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from collections.abc import Sequence
 
 from rich.table import Table
-from rich.text import Text
 
-from bench import report
-from bench.peers import ORT_TRAINING, TORCH
-from bench.report import NOTHING, milliseconds, span, times
-from bench.results import BUSY
+from bench.peers import ORT_TRAINING, OURS, TORCH
+from bench.report import (
+    NOTHING,
+    Lines,
+    Sides,
+    busy,
+    by_case,
+    by_processor,
+    headings,
+    markdown_table,
+    median,
+    milliseconds,
+    origin,
+    ratio,
+    terminal_table,
+    times,
+)
+from bench.results import Row
 
-OURS = "onnxgrad"
 PEERS = (ORT_TRAINING, TORCH)
-BEGIN, END = "<!-- training:begin -->", "<!-- training:end -->"
-_NUMBERS = ("best_ms", "median_ms", "ratio_to_ours", "peak_mb", "loss")
+# Runs of each side, and the steps of one: the second number where a step takes more than 100 ms.
+RUNS, LONG_RUN, SHORT_RUN = 5, 100, 20
+STEP = (
+    "Forward, backward and AdamW, milliseconds a step: the median, and from which to which time eight steps of ten "
+    "take; then how many times onnxgrad's median. Below it the best step."
+)
 
 
-@dataclass
-class Row:
-    """What one side needed for a training step; ratio_to_ours is its time over ours, so more than 1: we are faster."""
-
-    case: str
-    work: str
-    side: str
-    best_ms: float | None = None
-    median_ms: float | None = None
-    ratio_to_ours: float | None = None
-    peak_mb: float | None = None
-    loss: float | None = None  # of the last step that is compared
-    bar: str = ""
-    passed: bool | None = None
-    note: str = ""
-    machine: str = ""
-    date: str = ""
-    versions: str = ""
-
-    def record(self) -> dict[str, Any]:
-        """For a file."""
-        record = asdict(self)
-        for name in _NUMBERS:
-            record[name] = "" if record[name] is None else f"{record[name]:.6g}"
-        record["passed"] = {True: "yes", False: "no", None: ""}[self.passed]
-        return record
-
-    @classmethod
-    def parsed(cls, record: dict[str, str]) -> "Row":
-        """From a file."""
-        values: dict[str, Any] = {f.name: record[f.name] for f in fields(cls)}
-        for name in _NUMBERS:
-            values[name] = float(values[name]) if values[name] else None
-        values["passed"] = {"yes": True, "no": False}.get(values["passed"])
-        return cls(**values)
+def on_terminal(rows: Sequence[Row]) -> Table:
+    """One line per network."""
+    return terminal_table("", _columns(rows), _lines(rows))
 
 
-def _by_case(rows: Iterable[Row]) -> dict[str, dict[str, Row]]:
-    found: dict[str, dict[str, Row]] = {}
-    for row in rows:
-        found.setdefault(row.case, {})[row.side] = row
-    return found
+def training(rows: Sequence[Row]) -> str:
+    """A section for each kind of processor."""
+    parts = []
+    for processor, measured in by_processor(rows).items():
+        parts += [f"### Training steps on {processor}", markdown_table(_columns(measured), _lines(measured))]
+        parts.append(_legend(measured))
+    return "\n\n".join(parts)
 
 
-def _time(row: Row) -> str:
-    if row.best_ms is None or row.ratio_to_ours is None:
+def training_short(rows: Sequence[Row]) -> str:
+    """For README.md: the processor measured last."""
+    processor, measured = next(iter(by_processor(rows).items()))
+    columns = ["training step, float32", "onnxgrad ms", *headings(measured, PEERS)]
+    lines = [[line[0], *line[1 : len(columns)]] for line in _lines(measured)]
+    legend = [f"{STEP} **Bold**: faster than onnxgrad.", *_notes(measured)]
+    legend.append(f"{processor}: {origin(measured, 'python -m bench.training')}")
+    return markdown_table(columns, lines) + "\n\n" + "  \n".join(legend)
+
+
+def _columns(rows: Sequence[Row]) -> list[str]:
+    return ["training step, float32", "onnxgrad ms", *headings(rows, PEERS), "peak MB", *PEERS, "loss"]
+
+
+def _lines(rows: Sequence[Row]) -> Lines:
+    lines = []
+    for sides in by_case(rows):
+        ours = sides[OURS]
+        cells = [ours.work, *(_time(sides[side], ours) for side in (OURS, *PEERS))]
+        lines.append([*cells, *(_memory(sides[side], ours) for side in (OURS, *PEERS)), _losses(sides)])
+    return lines
+
+
+def _time(row: Row, ours: Row) -> str:
+    """The median and its range, below it the best step; a peer's with how many times ours."""
+    if row.median_ms is None or row.best_ms is None:
         return row.note or NOTHING
-    return milliseconds(row.best_ms) + (f" ({times(row.ratio_to_ours)})" if row.side != OURS else "")
+    above, below = median(row), f"best {milliseconds(row.best_ms)}"
+    many = ratio(row, ours)
+    if row is not ours and many is not None and ours.best_ms is not None:
+        above, below = f"{above}, {times(many)}", f"{below}, {times(row.best_ms / ours.best_ms)}"
+        above = f"**{above}**" if many < 1 else above
+    return f"{above}<br>{below}"
 
 
-def _memory(row: Row) -> str:
-    return NOTHING if row.peak_mb is None else f"{row.peak_mb:.0f}"
+def _memory(row: Row, ours: Row) -> str:
+    if row.memory_mb is None:
+        return NOTHING
+    less = ours.memory_mb is not None and row.memory_mb < ours.memory_mb
+    return f"**{row.memory_mb:.0f}**" if less else f"{row.memory_mb:.0f}"
 
 
-def _loss(row: Row) -> str:
-    return NOTHING if row.loss is None else f"{row.loss:.5f}"
-
-
-def terminal_table(rows: Iterable[Row]) -> Table:
-    """One line per network; green where a bar is met, red and ✗ where it is missed."""
-    table = Table("training step, float32")
-    for what in ("ms", "peak MB", "loss"):
-        for side in (OURS, *PEERS):
-            table.add_column(f"{side} {what}", justify="right")
-    for sides in _by_case(rows).values():
-        cells = [_coloured(_time(sides[s]), sides[s] if s != OURS else None) for s in (OURS, *PEERS)]
-        cells += [_coloured(_memory(sides[s]), sides[s] if s == OURS else None) for s in (OURS, *PEERS)]
-        cells += [Text(_loss(sides[s])) for s in (OURS, *PEERS)]
-        table.add_row(sides[OURS].work, *cells)
-    return table
-
-
-def _coloured(words: str, row: Row | None) -> Text:
-    if row is None or row.passed is None:
-        return Text(words)
-    return Text(words, style="green") if row.passed else Text(f"✗ {words}", style="bold red")
-
-
-def missed(rows: Iterable[Row]) -> list[str]:
-    """A line for every bar that was not reached."""
-    found = []
-    for row in rows:
-        if row.passed is False:
-            what = f"peak memory {_memory(row)} MB" if row.side == OURS else f"{row.side} takes {_time(row)}"
-            found.append(f"{row.work}: {what}, asked for {row.bar}")
-    return found
-
-
-def markdown(rows: Sequence[Row]) -> str:
-    """The block for README.md."""
-    if not rows:
-        return "Nothing measured yet: `python -m bench.training` fills this in."
-    versions = rows[0].versions.split(", ")
-    headings = [next((v for v in versions if v.startswith(peer)), peer).split("+")[0] for peer in PEERS]
-    lines = [
-        f"| training step, float32 | onnxgrad ms | {' | '.join(headings)} | peak MB | {' | '.join(PEERS)} | loss |",
-        "|---|" + "--:|" * 7,
-    ]
-    for sides in _by_case(rows).values():
-        cells = [sides[OURS].work, _time(sides[OURS])]
-        for peer in PEERS:
-            loses = (sides[peer].ratio_to_ours or 1) < 1
-            cells.append(f"**{_time(sides[peer])}**" if loses else _time(sides[peer]))
-        held = sides[OURS].peak_mb
-        cells.append(_memory(sides[OURS]))
-        for peer in PEERS:
-            less = held is not None and (sides[peer].peak_mb or held) < held
-            cells.append(f"**{_memory(sides[peer])}**" if less else _memory(sides[peer]))
-        lines.append(f"| {' | '.join([*cells, _losses(sides)])} |")
-    return "\n".join(lines) + "\n\n" + _legend(rows)
-
-
-def _losses(sides: dict[str, Row]) -> str:
+def _losses(sides: Sides) -> str:
     """The loss, or those of all where they can be told apart."""
-    told = [_loss(sides[side]) for side in (OURS, *PEERS) if sides[side].loss is not None]
+    told = [f"{sides[side].loss:.5f}" for side in (OURS, *PEERS) if sides[side].loss is not None]
     return told[0] if len(set(told)) == 1 else ", ".join(told)
 
 
 def _legend(rows: Sequence[Row]) -> str:
     sentences = [
-        "Forward, backward and AdamW; milliseconds a step, best of alternating rounds, in brackets how many times "
-        "onnxgrad's time. **Bold**: better than onnxgrad. Peak memory of building and five steps, besides what the "
-        "libraries hold. Loss of the fifth step: onnxgrad's, onnxruntime-training's and PyTorch's, once where they are "
-        "the same.",
+        f"{STEP} **Bold**: better than onnxgrad. Peak memory of building and five steps, besides what the libraries "
+        "hold. Loss of the fifth step: onnxgrad's, onnxruntime-training's and PyTorch's, once where they are the same.",
     ]
-    if busy := sum(row.note.startswith(BUSY) for row in rows):
-        sentences.append(f"{busy} of these were measured while other processes used the machine.")
-    sentences.append(
-        f"{span(r.machine for r in rows)}, {span(r.date for r in rows)}, `python -m bench.training`: "
-        f"{span(r.versions for r in rows)}."
-    )
-    return "  \n".join(sentences)
+    return "  \n".join([*sentences, *_notes(rows), origin(rows, "python -m bench.training")])
 
 
-def update_readme(rows: Sequence[Row]) -> bool:
-    """Rewrites the block between the markers; False if README.md has none."""
-    return report.replace_block(BEGIN, END, markdown(rows))
+def _notes(rows: Sequence[Row]) -> list[str]:
+    """How long the runs were, and what else a reader should know of them."""
+    found = []
+    if any(row.p10_ms is not None for row in rows):
+        found.append(f"Each side in a process of its own, {RUNS} runs of at least {LONG_RUN} steps on end, by turns.")
+    if any(row.median_ms is not None and row.p10_ms is None for row in rows):
+        found.append(
+            "Where there is no range, the runs had a few steps only (45 ms, the MLP 15 ms): the median and the best "
+            "are those of the runs' means."
+        )
+    short = [r for r in rows if r.calls is not None and r.calls < RUNS * LONG_RUN]
+    if told := [f"{r.calls // RUNS} of {r.work.split(':')[0]} with {r.side}" for r in short if r.calls]:
+        found.append(f"Fewer steps a run where one takes more than 100 ms: {', '.join(told)}.")
+    return found + busy(rows)

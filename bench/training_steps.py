@@ -8,8 +8,25 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from bench.peers import ORT_TRAINING, OURS, TORCH
+
 LEARNING_RATE, EPS, DECAY = 1e-4, 1e-8, 0.01
 Step = Callable[[], float]  # the loss before the update
+
+
+def step_of(side: str, folder: Path, case: str, size: str, threads: int) -> Step:
+    """A side's training step of a network, whose models and batches are in a folder."""
+    with np.load(folder / f"{case}-{size}.npz") as archive:
+        batch = {name: archive[name] for name in archive.files}
+    if side == TORCH:
+        from bench.training_cases import CASES
+
+        chosen = next(c for c in CASES if c.name == case)
+        return torch_step(chosen.module(getattr(chosen, size)), batch, threads)
+    make = {OURS: onnxgrad_step, ORT_TRAINING: ort_training_step}[side]
+    return make(folder / f"{case}-{size}-{side}.onnx", batch, threads)
 
 
 def onnxgrad_step(model: Path, batch: dict[str, Any], threads: int) -> Step:

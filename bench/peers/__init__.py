@@ -7,13 +7,13 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from bench.turn import Turn, take_turn, wait_until_idle
+from bench.clock import timed, wait_until_idle
 
 Array = npt.NDArray[Any]
 Inputs = Mapping[str, Array | None]
 Call = Callable[[], Any]
 
-ORT_TRAINING, TORCH, NUMPY = "onnxruntime-training", "PyTorch", "NumPy"
+OURS, ORT_TRAINING, TORCH, NUMPY = "onnxgrad", "onnxruntime-training", "PyTorch", "NumPy"
 
 
 class OutputType(NamedTuple):
@@ -31,7 +31,8 @@ class CannotRunError(Exception):
 class Side(Protocol):
     """One contestant, ready to run the same call again and again."""
 
-    def turn(self, seconds: float) -> Turn: ...
+    def run(self, calls: int) -> list[float]:
+        """Seconds of each of so many calls on end."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +41,10 @@ class HereSide:
 
     call: Call
 
-    def turn(self, seconds: float) -> Turn:
-        turn = take_turn(self.call, seconds)
+    def run(self, calls: int) -> list[float]:
+        seconds = timed(self.call, calls)
         wait_until_idle()
-        return turn
+        return seconds
 
 
 class Peer(Protocol):

@@ -1,13 +1,14 @@
 """PyTorch on the CPU: for each operator the backward that its autograd runs."""
 
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+from bench.clock import timed
 from bench.peers import TORCH, Array, Call, CannotRunError, HereSide, Inputs, OutputType
-from bench.turn import take_turn
 
 try:
     import torch
@@ -76,12 +77,7 @@ def gather_grad(shape: Array, indices: Array, dY: Array, axis: int) -> Call:
 
     if axis != 0:
         return index_add
-    return min(index_add, embedding, key=_seconds_per_call)
-
-
-def _seconds_per_call(form: Call) -> float:
-    turns = [take_turn(form, 0.05) for _ in range(5)]
-    return min(turn.seconds / turn.calls for turn in turns)
+    return min(index_add, embedding, key=lambda form: statistics.median(timed(form, 15)))
 
 
 def gather_elements_grad(dY: Array, shape: Array, indices: Array, axis: int) -> Call:

@@ -1,18 +1,18 @@
-"""The other end of ort_training_peer.py: runs in .venv-peer, reads messages from stdin, answers on stdout."""
+"""The other end of process.py: reads messages from stdin, answers on stdout; runs in .venv-peer as well."""
 
 import os
 import pickle
 import sys
+import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime
 from onnx import TensorProto, helper
 
-from bench.training_steps import ort_training_step
-from bench.turn import take_turn, wait_until_idle
+from bench.clock import timed, wait_until_idle
+from bench.training_steps import step_of
 
 ELEMENT_TYPES = {
     "float16": TensorProto.FLOAT16,
@@ -73,28 +73,53 @@ class OneNode:
 
 
 class Server:
-    """Holds one model at a time, ready to run."""
+    """Holds one call at a time, ready to run."""
 
     def __init__(self) -> None:
-        self._run: Callable[[], Any] | None = None
+        self._call: Callable[[], Any] | None = None
 
-    def answer(self, message: dict[str, Any]) -> Any:
-        if message["do"] == "version":
-            return onnxruntime.__version__
-        if message["do"] == "prepare":
-            self._run = None
-            model = OneNode(message)
-            model.run()
-            self._run = model.run
-            return model.results()
-        if message["do"] == "prepare training":
-            self._run = None
-            self._run = ort_training_step(Path(message["model"]), message["batch"], message["threads"])
-            return [self._run() for _ in range(message["steps"])]
-        assert self._run is not None
-        turn = take_turn(self._run, message["seconds"])
+    def version(self) -> str:
+        return str(onnxruntime.__version__)
+
+    def prepare_node(self, **node: Any) -> list[Any]:
+        """What a model of one node computes."""
+        self._call = None
+        model = OneNode(node)
+        model.run()
+        self._call = model.run
+        return model.results()
+
+    def prepare_call(self, function: str, arguments: list[Any], attributes: dict[str, Any], threads: int) -> None:
+        """One of onnxgrad's functions on arrays."""
+        import onnxgrad
+
+        onnxgrad.set_num_threads(threads)
+        call = getattr(onnxgrad, function)
+        self._call = lambda: call(*arguments, **attributes)
+        self._call()
+
+    def prepare_training(self, steps: int, **what: Any) -> list[float]:
+        """The losses of the first so many training steps."""
+        self._call = None
+        step = self._call = step_of(**what)
+        return [step() for _ in range(steps)]
+
+    def run(self, calls: int) -> list[float]:
+        """Seconds of so many calls on end."""
+        assert self._call is not None
+        seconds = timed(self._call, calls)
         wait_until_idle()
-        return tuple(turn)
+        return seconds
+
+    def run_twice(self, calls: int, pause: float, then: int) -> tuple[list[float], list[float]]:
+        """Seconds of so many calls on end, and of some more after a pause."""
+        assert self._call is not None
+        before = timed(self._call, calls)
+        if pause:
+            time.sleep(pause)
+        after = timed(self._call, then)
+        wait_until_idle()
+        return before, after
 
 
 def main() -> None:
@@ -105,11 +130,11 @@ def main() -> None:
     server = Server()
     while True:
         try:
-            message = pickle.load(sys.stdin.buffer)
+            method, arguments = pickle.load(sys.stdin.buffer)
         except EOFError:
             return
         try:
-            reply = {"result": server.answer(message)}
+            reply = {"result": getattr(server, method)(**arguments)}
         except Exception as error:  # a peer's refusal is a result, and the next message may fare better
             reply = {"cannot": " ".join(str(error).split())}
         pickle.dump(reply, answers)

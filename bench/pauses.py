@@ -1,0 +1,105 @@
+"""`python -m bench.pauses`: the first training steps after a pause beside those on end, of onnxgrad and PyTorch.
+
+Whoever trains in a notebook, or waits for data between steps, meets the first step after a pause; the other tables
+show steps on end. The network is the MLP, whose step is the shortest.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+from rich.console import Console
+
+import onnxgrad
+from bench import report, results
+from bench.measure import timing
+from bench.peers import OURS, TORCH
+from bench.peers.process import Process
+from bench.quiet import NOTICEABLE, Neighbours
+from bench.results import BUSY, Row, new_row
+
+NETWORK = "mlp"
+PAUSES = (0, 10, 100, 1000)  # ms
+FIRST, WARM = 3, 20  # steps looked at after a pause, and on end before it
+STEADY = "on end"
+
+
+def measured(times: int) -> list[Row]:
+    """Rows of each pause and place after it, over so many pauses."""
+    from bench.training_cases import CASES
+
+    case = next(c for c in CASES if c.name == NETWORK)
+    seconds: dict[tuple[str, str], list[float]] = {}
+    processes = {OURS: Process(), TORCH: Process()}
+    neighbours = Neighbours()
+    with tempfile.TemporaryDirectory() as folder:
+        case.write(Path(folder))
+        for side, process in processes.items():
+            process.prepare_training(side, Path(folder), case.name, onnxgrad.get_num_threads(), WARM)
+        for _ in range(times):
+            for pause in PAUSES:
+                for side, process in processes.items():
+                    steady, after = process.ask("run_twice", calls=WARM, pause=pause / 1e3, then=FIRST)
+                    seconds.setdefault((STEADY, side), []).extend(steady[WARM // 2 :])
+                    for place, found in enumerate(after, 1):
+                        seconds.setdefault((f"{pause} ms, step {place}", side), []).append(found)
+    for process in processes.values():
+        process.close()
+    rows = []
+    share = neighbours.share()
+    for (place, side), found in seconds.items():
+        rows.append(new_row(place, case.work, "float32", side))
+        rows[-1].set_timing(timing(found))
+        if share > NOTICEABLE and side == OURS:
+            rows[-1].note = f"{BUSY} {share:.0%} of the machine"
+    return rows
+
+
+def _lines(rows: Sequence[Row]) -> report.Lines:
+    found = {(row.case, row.side): row for row in rows}
+    lines = []
+    for place in dict.fromkeys(row.case for row in rows):
+        cells = [place if place == STEADY else f"after {place}"]
+        for side in (OURS, TORCH):
+            many = report.ratio(found[place, side], found[STEADY, side])
+            told = report.median(found[place, side])
+            cells.append(told if place == STEADY or many is None else f"{told}, {report.times(many)}")
+        lines.append(cells)
+    return lines
+
+
+def _columns() -> list[str]:
+    return ["training step of the MLP", f"{OURS} ms", f"{TORCH} ms"]
+
+
+def table(rows: Sequence[Row]) -> str:
+    """A table for each kind of processor."""
+    parts = []
+    for processor, found in report.by_processor(rows).items():
+        parts += [f"### Pauses on {processor}", report.markdown_table(_columns(), _lines(found))]
+        parts.append("  \n".join([*report.busy(found), report.origin(found, "python -m bench.pauses")]))
+    return "\n\n".join(parts) or "Not measured yet: `python -m bench.pauses` does."
+
+
+def main() -> int:
+    from bench import pages  # which imports this module for its table
+
+    parser = argparse.ArgumentParser(prog="python -m bench.pauses", description="Training steps after pauses.")
+    parser.add_argument("--quick", action="store_true", help="a short look: nothing is written")
+    options = parser.parse_args()
+    console = Console(width=None if sys.stdout.isatty() else 170)
+    if (share := psutil.cpu_percent(interval=0.5)) > 100 * NOTICEABLE:
+        console.print(f"[yellow]Something else uses {share:.0f} % of the processor: figures will be noisy.[/]")
+    rows = measured(2 if options.quick else 30)
+    console.print(report.terminal_table("", _columns(), _lines(rows)))
+    if not options.quick:
+        results.update(results.PAUSES, rows, lambda row: True, lambda row: 0)
+        pages.write()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

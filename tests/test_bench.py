@@ -1,0 +1,46 @@
+"""What is measured is kept by kind of processor, and the pages have what was measured."""
+
+import pytest
+from bench import machine, measure, pages, results
+from bench.report import by_processor, median
+from bench.results import Row
+
+
+@pytest.mark.parametrize(
+    "model, flags, kind",
+    [
+        ("Intel(R) Xeon(R) Processor", "avx2 avx512f amx_tile", "Intel Xeon, AMX"),
+        ("AMD EPYC 9B14 96-Core Processor", "avx512f avx2", "AMD EPYC, AVX-512"),
+        ("aarch64", "", "aarch64"),
+    ],
+)
+def test_the_kind_of_a_processor_is_its_family_and_its_widest_instructions(model, flags, kind):
+    assert machine.kind(model, flags.split()) == kind
+
+
+def test_a_timing_has_the_median_and_where_eight_of_ten_are():
+    timing = measure.timing([k / 1e3 for k in range(11)])
+    assert [timing.p10_ms, timing.median_ms, timing.p90_ms, timing.best_ms] == pytest.approx([1, 5, 9, 0])
+    assert timing.calls == 11
+
+
+def test_a_run_has_the_calls_asked_for_and_the_seconds():
+    effort = measure.Effort(5, 3.0, calls=100, slow_calls=20)
+    assert [effort.calls_of_run(seconds) for seconds in (0.003, 0.09, 0.3)] == [1000, 100, 20]
+
+
+def test_a_run_replaces_rows_of_its_own_processor_which_then_comes_first_on_pages(tmp_path):
+    def row(processor, case, milliseconds):
+        return Row(processor, case, case, "float32", "onnxgrad", milliseconds, milliseconds / 2, 2 * milliseconds)
+
+    file = tmp_path / "rows.csv"
+    results.write(file, [row("A", "mlp", 1.0), row("A", "gru", 2.0), row("B", "mlp", 3.0)])
+    results.update(file, [row("A", "mlp", 4.0)], lambda old: old.case == "mlp", lambda old: old.case)
+    found = results.read(file)
+    assert [(r.processor, r.case, r.median_ms) for r in found] == [("B", "mlp", 3), ("A", "gru", 2), ("A", "mlp", 4)]
+    assert list(by_processor(found)) == ["A", "B"]
+    assert median(found[0]) == "3 (1.5–6)"
+
+
+def test_the_pages_have_what_was_measured():
+    assert [str(page) for page in pages.stale()] == []
