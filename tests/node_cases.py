@@ -35,7 +35,7 @@ from onnxgrad.ops.gelu import (
     quick_gelu_grad,
 )
 from onnxgrad.ops.layer_normalization import layer_normalization_grad, simplified_layer_normalization_grad
-from onnxgrad.ops.matrix import permuted_mat_mul, permuted_mat_mul_norm
+from onnxgrad.ops.matrix import permuted_mat_mul
 from onnxgrad.ops.max_pool import max_pool_grad
 from onnxgrad.ops.softmax import log_softmax_grad_13, softmax_grad_13
 from onnxgrad.ops.softmax_cross_entropy_loss import (
@@ -296,7 +296,7 @@ def _permuted_mat_mul() -> Iterator[NodeCase]:
             return rng.standard_normal(A).astype(dtype), rng.standard_normal(B).astype(dtype), bias
 
         parameters = {"type": str(dtype), "layout": name, "absent": _without([] if has_bias else ["bias"])}
-        yield from (NodeCase(op, parameters, make, attributes) for op in (permuted_mat_mul, permuted_mat_mul_norm))
+        yield NodeCase(permuted_mat_mul, parameters, make, attributes)
 
 
 def _seeded_dropout() -> Iterator[NodeCase]:

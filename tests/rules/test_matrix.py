@@ -126,4 +126,3 @@ def test_permuted_mat_mul(A, B, attributes, has_bias):
     bias = [RNG.standard_normal(columns)] if has_bias else []
     inputs = RNG.standard_normal(A), RNG.standard_normal(B), *bias
     check_rule("PermutedMatMul", *inputs, domain="onnxgrad", **attributes)
-    check_rule("PermutedMatMulNorm", *inputs, domain="onnxgrad", outputs=2, **attributes)

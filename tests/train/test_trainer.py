@@ -88,6 +88,38 @@ def test_micro_batches_make_one_update():
         assert np.allclose(array, parts.parameters[name], rtol=1e-5, atol=1e-7)
 
 
+def norm_of(gradients):
+    return np.sqrt(sum(np.sum(np.square(g, dtype=np.float64)) for g in gradients.values()))
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_the_gradient_norm(accumulate):
+    def after_an_update(**settings):
+        trainer = Trainer(mlp(), losses.CrossEntropy("logits"), optim.SGD(lr=0.0), accumulate=accumulate, **settings)
+        for k in range(accumulate):
+            trainer.step(batch(k))
+        return trainer
+
+    plain, clipped = after_an_update(), after_an_update(clip_norm=0.01)
+    assert abs(plain.gradient_norm / norm_of(plain.gradients) - 1) < 1e-7
+    assert abs(clipped.gradient_norm / plain.gradient_norm - 1) < 1e-7
+    assert abs(norm_of(clipped.gradients) / 0.01 - 1) < 1e-5
+
+
+def test_a_gradient_norm_beyond_float32():
+    """Squares are added up in float64."""
+    trainer = Trainer(mlp(), losses.CrossEntropy("logits"), optim.SGD(lr=0.0))
+    trainer.step(batch(0))
+    for gradient in trainer.gradients.values():
+        gradient[...] *= np.float32(1e30)
+    trainer._clip()
+    assert np.isfinite(trainer.gradient_norm) and abs(trainer.gradient_norm / norm_of(trainer.gradients) - 1) < 1e-7
+    name, gradient = next(iter(trainer.gradients.items()))
+    gradient.flat[3] = np.nan
+    with pytest.raises(TrainingStoppedError, match=f"a gradient is no number, and so is the gradient of '{name}'"):
+        trainer._clip()
+
+
 def test_frozen_parameters_stay():
     trainer = Trainer(mlp(), losses.CrossEntropy("logits"), optim.SGD(lr=0.1), trainable="fc1.*")
     trainer.step(batch(0))

@@ -1,7 +1,4 @@
-"""PermutedMatMul and PermutedMatMulNorm on the CPU: products of matrices that lie in memory in any order.
-
-Half types are widened to float32.
-"""
+"""PermutedMatMul on the CPU: products of matrices that lie in memory in any order; half types widen to float32."""
 
 import math
 from collections.abc import Sequence
@@ -9,11 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from onnxgrad.cpu.core.convert import narrow, widen
-from onnxgrad.cpu.core.halves import flat
 from onnxgrad.cpu.core.matmul.amx import have_tiles
 from onnxgrad.cpu.core.matmul.matmul import product_by_tiles, product_by_vectors
 from onnxgrad.cpu.core.matmul.microkernel import gemm_address
-from onnxgrad.cpu.core.norms import length
 from onnxgrad.cpu.core.recurrent.arguments import input_of, working_copy
 from onnxgrad.cpu.core.threads import get_num_threads, launch
 from onnxgrad.tensor_types import Array
@@ -31,39 +26,8 @@ def permuted_mat_mul(
     permB: Sequence[int] | None,
     permY: Sequence[int] | None,
 ) -> None:
-    _multiply(A, B, bias, Y, None, alpha, permA, permB, permY)
-
-
-def permuted_mat_mul_norm(
-    A: Array,
-    B: Array,
-    bias: Array | None,
-    Y: Array,
-    norm: Array,
-    alpha: float,
-    permA: Sequence[int] | None,
-    permB: Sequence[int] | None,
-    permY: Sequence[int] | None,
-) -> None:
-    """Tiles measure what they make while it is in the cache; other results are gone over once more."""
-    if not _multiply(A, B, bias, Y, norm, alpha, permA, permB, permY):
-        launch(length, flat(Y), flat(norm), bytes_touched=Y.nbytes)
-
-
-def _multiply(
-    A: Array,
-    B: Array,
-    bias: Array | None,
-    Y: Array,
-    norm: Array | None,
-    alpha: float,
-    permA: Sequence[int] | None,
-    permB: Sequence[int] | None,
-    permY: Sequence[int] | None,
-) -> bool:
-    """Whether it has filled norm, too."""
     if Y.size == 0:
-        return False
+        return
     a, b, offset, result = widen(A), widen(B), input_of(bias, A.dtype), working_copy(Y, A.dtype)
     starts, steps, sizes = _layout(_axes(A, permA), _axes(B, permB), _axes(Y, _undone(permY)))
     if steps[5] != 1 and steps[4] == 1 and bias is None:  # the columns stand side by side: transpose all three
@@ -71,17 +35,10 @@ def _multiply(
         a, b, starts = b, a, np.ascontiguousarray(starts[:, [1, 0, 2]])
         steps, sizes = (b_column, b_k, a_k, a_row, c_column, c_row), (sizes[1], sizes[0], sizes[2])
     work = len(starts) * sizes[0] * sizes[1] * sizes[2] // 16  # counted as bytes that many threads might go over
+    kernel = product_by_tiles if result.itemsize == 4 and have_tiles() else product_by_vectors
     product = (a, b, result, offset, starts, steps, sizes, float(alpha))
-    ways = (get_num_threads(), gemm_address(result.dtype))
-    by_tiles = result.itemsize == 4 and have_tiles()
-    is_measured = by_tiles and norm is not None and Y.dtype == result.dtype
-    if by_tiles:
-        measured = input_of(norm if is_measured else None, result.dtype)
-        launch(product_by_tiles, *product, measured, *ways, bytes_touched=work)
-    else:
-        launch(product_by_vectors, *product, *ways, bytes_touched=work)
+    launch(kernel, *product, get_num_threads(), gemm_address(result.dtype), bytes_touched=work)
     narrow(result, Y)
-    return is_measured
 
 
 def _axes(array: Array, perm: Sequence[int] | None) -> Axes:

@@ -1,4 +1,4 @@
-"""PermutedMatMul and PermutedMatMulNorm on CUDA: cuBLAS, by way of torch, which takes permuted tensors as they are."""
+"""PermutedMatMul on CUDA: cuBLAS, by way of torch, which takes permuted tensors as they are."""
 
 from collections.abc import Sequence
 
@@ -27,22 +27,6 @@ def permuted_mat_mul(
     if bias is not None:
         product = product + bias.to(work)
     Y.copy_(_turned(product, permY))
-
-
-def permuted_mat_mul_norm(
-    A: torch.Tensor,
-    B: torch.Tensor,
-    bias: torch.Tensor | None,
-    Y: torch.Tensor,
-    norm: torch.Tensor,
-    alpha: float,
-    permA: Sequence[int] | None,
-    permB: Sequence[int] | None,
-    permY: Sequence[int] | None,
-    bad: BadIndex,
-) -> None:
-    permuted_mat_mul(A, B, bias, Y, alpha, permA, permB, permY, bad)
-    norm.copy_(torch.linalg.vector_norm(Y, dtype=torch.float64))
 
 
 def _turned(x: torch.Tensor, perm: Sequence[int] | None) -> torch.Tensor:

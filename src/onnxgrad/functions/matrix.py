@@ -2,8 +2,6 @@
 
 from collections.abc import Callable, Sequence
 
-from onnx import TensorProto
-
 from onnxgrad.functions.body import Body, Value
 
 
@@ -27,18 +25,3 @@ def permuted_mat_mul(
         return [turned(product if bias is None else product + work(bias), permY)]
 
     return o.in_work_type(A, compute)
-
-
-def permuted_mat_mul_norm(
-    o: Body,
-    A: Value,
-    B: Value,
-    bias: Value | None,
-    alpha: float,
-    permA: Sequence[int] | None,
-    permB: Sequence[int] | None,
-    permY: Sequence[int] | None,
-) -> list[Value]:
-    (Y,) = permuted_mat_mul(o, A, B, bias, alpha, permA, permB, permY)
-    wide = o.Cast(Y, to=TensorProto.DOUBLE)
-    return [Y, o.CastLike(o.Sqrt(o.ReduceSum(wide * wide, keepdims=0)), A)]

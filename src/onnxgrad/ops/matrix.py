@@ -1,10 +1,6 @@
-"""PermutedMatMul: the product of two tensors of matrices whose axes are permuted before and after.
-
-PermutedMatMulNorm: the same, and the length of the result.
-"""
+"""PermutedMatMul: the product of two tensors of matrices whose axes are permuted before and after."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -86,31 +82,6 @@ def permuted_mat_mul(
     if bias is not None:
         product = product + bias.astype(work)
     return _turned(product, permY).astype(A.dtype)
-
-
-def _norm_shapes(A: Known, B: Known, bias: Known | None, **attributes: Any) -> tuple[tuple[Dim, ...] | None, ...]:
-    return _shape_rule(A, B, bias, **attributes), ()
-
-
-@op("PermutedMatMulNorm", domain=OWN, outputs=("Y", "norm"), shape=_norm_shapes)
-def permuted_mat_mul_norm(
-    A: T,
-    B: T,
-    bias: T | None = None,
-    *,
-    alpha: float = 1.0,
-    permA: Sequence[int] | None = None,
-    permB: Sequence[int] | None = None,
-    permY: Sequence[int] | None = None,
-) -> tuple[T, T]:
-    """PermutedMatMul, and with it norm, the root of the sum of all squares of Y, which are added up in float64.
-
-    It is how training on a CPU learns how long the gradient of a weight is without going over it once more.
-    """
-    Y = permuted_mat_mul.body(A, B, bias, alpha=alpha, permA=permA, permB=permB, permY=permY)
-    with np.errstate(over="ignore"):  # what is too long for a half type is infinite
-        norm = np.asarray(np.sqrt(np.sum(np.square(Y.astype(np.float64)))), Y.dtype)
-    return Y, norm
 
 
 def _turned(array: Array, perm: Sequence[int] | None) -> Array:

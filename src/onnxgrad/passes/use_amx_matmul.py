@@ -1,11 +1,10 @@
 """Products of matrices in the graph of a training step, as the one operator that tile units multiply fast.
 
 MatMul and Gemm become PermutedMatMul, which takes in the Transposes before and after it, factors that are constant
-numbers, and the Add of a bias. Where the result is a gradient, the product measures it as well.
+numbers, and the Add of a bias.
 """
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,30 +64,6 @@ def use_permuted_products(graph: ir.Graph) -> int:
         drop_dead(graph)
         graph.opset_imports.setdefault(OWN, 1)
     return len(products)
-
-
-def measure_results(graph: ir.Graph, names: Iterable[str]) -> dict[str, str]:
-    """Has products tell how long their results are, which are outputs; the new outputs by the names of the old ones.
-
-    Outputs that are something else are left alone.
-    """
-    builder = Builder(graph, dict(graph.opset_imports))
-    outputs = {str(v.name): v for v in graph.outputs}
-    found = {}
-    for name in names:
-        node = outputs[name].producer()
-        if node is None or (node.domain, node.op_type) != (OWN, "PermutedMatMul"):
-            continue
-        measured = ir.Node(
-            OWN, "PermutedMatMulNorm", node.inputs, node.attributes.values(), num_outputs=2, name=node.name
-        )
-        _take_place(graph, measured, node)
-        norm = measured.outputs[1]
-        norm.name, norm.type, norm.shape = builder.fresh_value_name(f"{name}_norm"), outputs[name].type, ir.Shape(())
-        graph.outputs.append(norm)
-        graph.remove(node, safe=True)
-        found[name] = norm.name
-    return found
 
 
 def _can_be_changed(node: ir.Node) -> bool:

@@ -1,6 +1,6 @@
 """Products of matrices."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from onnxgrad.domains import OWN
 from onnxgrad.graph.broadcast import sum_to_shape
@@ -112,27 +112,3 @@ def _permuted_bias(g: Tensor, n: NodeView) -> Tensor:
 
 
 vjp("PermutedMatMul", domain=OWN, A=_permuted_left, B=_permuted_right, bias=_permuted_bias)
-
-
-def _with_norm(rule: Callable[[Tensor, NodeView], Tensor]) -> Callable[[Tensor | None, NodeView], Tensor]:
-    """The rule, for a result whose length counts, too."""
-
-    def of_both(g: Tensor | None, n: NodeView) -> Tensor:
-        if (by_norm := n.grad(1)) is not None:
-            # Where all is 0 the length has no slope, and nothing is passed back, as PyTorch has it.
-            part = n.Y * (by_norm / op.Where(n.norm.equals(0), 1, n.norm))
-            g = part if g is None else g + part
-        assert g is not None
-        return rule(g, n)
-
-    return of_both
-
-
-vjp(
-    "PermutedMatMulNorm",
-    domain=OWN,
-    outputs=("Y", "norm"),
-    A=_with_norm(_permuted_left),
-    B=_with_norm(_permuted_right),
-    bias=_with_norm(_permuted_bias),
-)

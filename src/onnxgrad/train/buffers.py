@@ -1,12 +1,11 @@
 """Buffers: parameters, gradients and optimizer state, each one array for the whole model, sliced by parameter."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from onnxgrad.tensor_types import Array
 from onnxgrad.train.devices import ALIGNMENT, Cpu, Device
 
 
@@ -78,16 +77,7 @@ class Buffers:
         if shard is not None:
             found = found[found[:, 0] // self.shard == shard]
             found[:, :2] -= shard * self.shard
-        return self._on_device(found)
-
-    def without(self, chunks: Chunks, names: Collection[str]) -> Chunks:
-        """The chunks of other parameters."""
-        table = self.device.to_numpy(chunks.table)
-        numbers = [number for number, part in enumerate(self.slices) if part.name in names]
-        return self._on_device(table[~np.isin(table[:, 3], numbers)])
-
-    def _on_device(self, table: Array) -> Chunks:
-        return Chunks(self.device.from_numpy(table), int((table[:, 1] - table[:, 0]).sum()))
+        return Chunks(self.device.from_numpy(found), int((found[:, 1] - found[:, 0]).sum()))
 
     def _chunks(self, group_of: Mapping[str, int]) -> Iterator[tuple[int, int, int, int]]:
         for number, part in enumerate(self.slices):

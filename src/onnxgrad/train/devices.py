@@ -49,9 +49,6 @@ class Device(Protocol):
     def run(self, kernel: str, chunks: Any, *args: Any) -> None:
         """A function of the device's core/optimizers.py, for buffers.Chunks."""
 
-    def sum_of_squares(self, chunks: Any, grad: Any, sums: Any, lengths: Array) -> float:
-        """Of all chunks together, and of lengths that are known; `sums` has room for each chunk's own."""
-
     def at_work(self) -> contextlib.AbstractContextManager[None]:
         """Around all of a step: what happens in it is ordered, also with what comes before and after."""
 
@@ -101,10 +98,6 @@ class Cpu:
 
     def run(self, kernel: str, chunks: Any, *args: Any) -> None:
         launch(getattr(self._kernels, kernel), chunks.table, *args, bytes_touched=4 * BYTES * chunks.elements)
-
-    def sum_of_squares(self, chunks: Any, grad: Array, sums: Array, lengths: Array) -> float:
-        kernel, touched = self._kernels.sum_of_all_squares, BYTES * chunks.elements
-        return float(launch(kernel, chunks.table, grad, sums, lengths, bytes_touched=touched))
 
     def at_work(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
@@ -175,10 +168,6 @@ class Cuda:
         from onnxgrad.cuda.core import optimizers
 
         getattr(optimizers, kernel)(chunks.table, *args)
-
-    def sum_of_squares(self, chunks: Any, grad: Any, sums: Any, lengths: Array) -> float:
-        self.run("squares", chunks, grad, sums)
-        return float(sums.sum()) + float(np.sum(np.square(lengths, dtype=np.float64)))
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:

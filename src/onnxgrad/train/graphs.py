@@ -16,7 +16,7 @@ from onnxgrad.passes.prepare import finish, prepare
 from onnxgrad.passes.sink_transposes import move_transposes_behind_cuts
 from onnxgrad.passes.sync_batch_norm import measure_together
 from onnxgrad.passes.train_mode import SEED, Statistics, to_inference_mode, to_train_mode
-from onnxgrad.passes.use_amx_matmul import measure_results, use_permuted_products
+from onnxgrad.passes.use_amx_matmul import use_permuted_products
 from onnxgrad.train.losses import Loss, Total, parts_of
 
 
@@ -26,7 +26,6 @@ class StepGraph(NamedTuple):
     model: ir.Model
     loss: str
     gradients: dict[str, str]  # outputs, by parameter
-    norms: dict[str, str]  # outputs that are the norm of a gradient, by parameter, for some of them
     statistics: list[Statistics]
     drops: bool  # whether it has an input SEED
     dtype: ir.DataType  # of the parameters
@@ -46,9 +45,8 @@ def step_graph(
     trainable: str | Sequence[str] | None,
     group: int | None = None,
     use_amx: bool = False,
-    with_norms: bool = False,
 ) -> StepGraph:
-    """Train mode, loss, gradients; `use_amx`: with products for AMX, `with_norms`: that compute norms of gradients.
+    """Train mode, loss, gradients; `use_amx`: with products for AMX.
 
     With the number of a `group` of ranks (ops/all_reduce.py), of one rank's slice of a batch.
     """
@@ -80,10 +78,8 @@ def step_graph(
     _weights_to_inputs(final, [n for s in statistics for n in s.current])
     if use_amx:
         use_permuted_products(final)
-    norms = measure_results(final, made.gradients.values()) if with_norms else {}
     fuse_losses(final)
-    norm_of = {parameter: norms[output] for parameter, output in made.gradients.items() if output in norms}
-    return StepGraph(made.model, name, made.gradients, norm_of, statistics, drops, wide)
+    return StepGraph(made.model, name, made.gradients, statistics, drops, wide)
 
 
 def _terms(loss: Total | str) -> Sequence[Loss] | str:

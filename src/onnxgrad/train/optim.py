@@ -122,11 +122,6 @@ class OptimizerState:
             result[...] = fill
         return result
 
-    @property
-    def is_sharded(self) -> bool:
-        """Whether each rank has one shard of it."""
-        return self._ranks is not None
-
     def of_all_chunks(self, of_mine: Any) -> Any:
         """Rows for the chunks of all ranks, from the rows for this rank's chunks."""
         if self._ranks is None:

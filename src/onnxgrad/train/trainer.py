@@ -24,7 +24,6 @@ from onnxgrad.train.distributed.ranks import Ranks, on_every_rank, ranks_of
 from onnxgrad.train.distributed.sharding import BatchSlicer
 from onnxgrad.train.evaluation import Evaluation, Metric
 from onnxgrad.train.fitting import FitOptions, Log, Position, Record, TrainingStoppedError, fit
-from onnxgrad.train.gradient_norm import GradientNorm
 from onnxgrad.train.graphs import evaluation_graph, step_graph
 from onnxgrad.train.losses import CrossEntropy, Total
 from onnxgrad.train.optim import Optimizer
@@ -85,8 +84,7 @@ class Trainer:
         self._slicer = BatchSlicer(ranks, loss) if isinstance(ranks, Ranks) else None
         use_amx = all(ranks.all_gather(self._device.has_amx))
         group = ranks.group if isinstance(ranks, Ranks) else None
-        is_whole = group is None and accumulate == 1  # a step's gradients are those of an update
-        self._step = step_graph(model, loss, trainable, group, use_amx, is_whole)
+        self._step = step_graph(model, loss, trainable, group, use_amx)
         self._make_arrays(shard_optimizer)
         self._make_sessions(loss)
         if self._collectives is not None:
@@ -122,7 +120,7 @@ class Trainer:
         # Gradients of several micro-batches are added up here; a single one is used where it is.
         self._total = self._buffers.new() if self._accumulate > 1 else None
         self._waiting = 0  # micro-batches in it
-        self._norm = GradientNorm(self._state, self._step.norms)
+        self._sums = self._device.zeros(len(self._state.chunks), np.float64)
 
     def _make_sessions(self, loss: Total | str) -> None:
         step, gradients = self._step, self.gradients
@@ -135,7 +133,6 @@ class Trainer:
             inputs |= {name: array for name, array in given.items() if name in used}
         self._loss = np.zeros((), _type_of_output(step.model, step.loss))
         outputs = {step.loss: self._loss, **{out: gradients[n] for n, out in step.gradients.items()}, **self._following}
-        outputs |= self._norm.outputs
         evaluated = evaluation_graph(self._source, loss, step)
         shapes = {str(v.name): None if v.shape is None else list(v.shape) for v in evaluated.model.graph.outputs}
         parts = () if isinstance(loss, str) else loss.parts
@@ -220,7 +217,8 @@ class Trainer:
 
     def _clip(self) -> None:
         chunks, grad = self._state.chunks, self._state.grad
-        self.gradient_norm = self._norm()
+        self._device.run("squares", chunks, grad, self._sums)
+        self.gradient_norm = math.sqrt(float(self._state.of_all_chunks(self._sums).sum()))
         if not math.isfinite(self.gradient_norm):
             self._stop("a gradient is no number")
         if self._clip_norm is not None and self.gradient_norm > self._clip_norm:

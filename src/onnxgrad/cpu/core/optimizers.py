@@ -13,7 +13,6 @@ import math
 import numpy as np
 
 from onnxgrad.cpu.core.jit import native
-from onnxgrad.cpu.core.norms import sum_of_squares
 from onnxgrad.cpu.core.parallel import parallel
 
 # Terms of a sum in the order that vector instructions take them, which is the same every time.
@@ -175,25 +174,20 @@ def lamb_move(chunks, hyper, p, direction, ratios, scheduler):
     parallel(scheduler, len(chunks), _lamb_move_chunk, (chunks, hyper, p, direction, ratios))
 
 
-@native
-def _square_chunk(k, chunks, g, sums):
-    sums[k] = sum_of_squares(g, chunks[k, 0], chunks[k, 1])
+@summing
+def _square_chunk(k, chunks, all_g, sums):
+    g = all_g[chunks[k, 0] : chunks[k, 1]]
+    total = 0.0
+    for i in range(len(g)):
+        number = np.float64(g[i])  # to Numba, float() of a float32 number is one, whose square may overflow
+        total += number * number
+    sums[k] = total
 
 
 @native
 def squares(chunks, g, sums, scheduler):
     """The sum of squares of each chunk, in float64."""
     parallel(scheduler, len(chunks), _square_chunk, (chunks, g, sums))
-
-
-@native
-def sum_of_all_squares(chunks, g, sums, lengths, scheduler):
-    """The sum over all chunks, and the squares of other lengths."""
-    squares(chunks, g, sums, scheduler)
-    total = sums.sum()
-    for length in lengths:
-        total += np.float64(length) * np.float64(length)
-    return total
 
 
 @native

@@ -21,7 +21,6 @@ from numba import types
 from numba.core import cgutils
 
 from onnxgrad.cpu.core.jit import machine_code
-from onnxgrad.cpu.core.matmul.amx_copying import PieceCopier
 from onnxgrad.cpu.core.matmul.amx_packing import (
     BLOCK_WORDS,
     FLOATS,
@@ -35,7 +34,6 @@ from onnxgrad.cpu.core.matmul.amx_packing import (
     VectorWriter,
 )
 
-COPY_BLOCKS = 4  # that a piece is copied during
 SLOW = 4  # blocks that another one is packed during
 _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
 
@@ -234,33 +232,6 @@ def multiply_and_pack(
         return panels.end(checks)
 
     return types.boolean(is_left, is_along, is_slow, product, packing), generate
-
-
-@machine_code
-def multiply_and_copy(typing_context: Any, is_measured: Any, product: Any, copying: Any) -> Any:
-    """`multiply_panels`, and in the shade of it a piece of an earlier result goes into its place.
-
-    `product` has COPY_BLOCKS blocks at least. `copying` is the addresses of rows that the piece begins in, where it is
-    and where it goes, its first column, how many columns rows have, how many numbers they are apart here and there, and
-    where the sum of the squares goes, which `is_measured` asks for. A piece is PIECE numbers, row after row.
-    """
-    measured = bool(is_measured.literal_value)
-
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
-        from_left, from_right, count, to, to_row, *begin, checks = cgutils.unpack_tuple(builder, values[1])
-        *places, squares = cgutils.unpack_tuple(builder, values[2])
-        panels = _PanelWriter(builder, from_left, from_right, to, to_row)
-        copier = PieceCopier(builder, measured, *places)
-        panels.begin(*begin)
-        with cgutils.for_range(builder, INT64(COPY_BLOCKS), intp=INT64) as loop:
-            panels.block(loop.index, [copier.copy_some] * (copier.TIMES // COPY_BLOCKS))
-        with cgutils.for_range_slice(builder, INT64(COPY_BLOCKS), count, INT64(1), intp=INT64) as (number, _):
-            panels.block(number)
-        if measured:
-            builder.store(copier.squares(), panels.writer.at(ir.DoubleType(), squares))
-        return panels.end(checks)
-
-    return types.boolean(is_measured, product, copying), generate
 
 
 def _spread(pieces: list[Piece], times: int) -> list[Piece]:

@@ -4,12 +4,8 @@ A task makes some rows and columns of a product, some numbers along k at a time.
 packed first and stays in the second-level cache; the panels of the other one come one after the other. So a part of
 either matrix is packed by several tasks, but none waits for another. While two panels are multiplied, the one that is
 needed next is packed, or a part of one that is needed later.
-
-Results go straight into c, unless they are to be measured or lie across cache lines: then a panel of rows is gathered,
-a band, and copied while the next one is multiplied (core/tile_copying.py).
 """
 
-import math
 from typing import Any
 
 import numpy as np
@@ -17,19 +13,10 @@ import numpy as np
 from onnxgrad.cpu.core.c_calls import keep
 from onnxgrad.cpu.core.halves import load, store, zero
 from onnxgrad.cpu.core.jit import native
-from onnxgrad.cpu.core.matmul.amx import (
-    COPY_BLOCKS,
-    SLOW,
-    begin_tiles,
-    end_tiles,
-    multiply_and_copy,
-    multiply_and_pack,
-    multiply_panels,
-)
-from onnxgrad.cpu.core.matmul.amx_copying import PIECE, copy_piece
+from onnxgrad.cpu.core.matmul.amx import SLOW, begin_tiles, end_tiles, multiply_and_pack, multiply_panels
 from onnxgrad.cpu.core.matmul.amx_packing import BLOCK_WORDS, PANEL, PARTS, SIDE, STEP, TILE_WORDS, pack_tile
 from onnxgrad.cpu.core.matmul.microkernel import CACHE_LINE, aligned
-from onnxgrad.cpu.core.matmul.store import begin_rows, put, squares_of_rows
+from onnxgrad.cpu.core.matmul.store import begin_rows, put
 from onnxgrad.cpu.core.parallel import parallel
 from onnxgrad.tensor_types import Array
 
@@ -37,7 +24,6 @@ DEPTH = 512  # numbers along k at a time, about; fixed, since it orders the addi
 PACKED = 1 << 17  # numbers of the right matrix that a task packs at a time: they stay in the second-level cache
 PACKED_WORDS = PACKED // STEP // PANEL * BLOCK_WORDS  # that they take
 FEWEST = PANEL  # rows or columns of a task
-WIDEST, NARROWEST = 16 * PANEL, 4 * PANEL  # columns of a task whose results are measured, or gathered
 
 
 @native
@@ -150,36 +136,6 @@ def _multiply(product: Any, what: int, is_along: bool, is_slow: bool, packing: A
 
 
 @native
-def _multiply_and_copy(product: Any, is_measured: bool, copying: Any) -> bool:
-    """`multiply_and_copy`, for either kind."""
-    if is_measured:
-        return multiply_and_copy(1, product, copying)
-    return multiply_and_copy(0, product, copying)
-
-
-@native
-def _copy(is_measured: bool, copying: Any) -> None:
-    """`copy_piece`, for either kind."""
-    if is_measured:
-        copy_piece(1, copying)
-    else:
-        copy_piece(0, copying)
-
-
-@native
-def _piece(number: int, band: int, c: int, columns: int, band_row: int, c_row: int, squares: int) -> Any:
-    """Of a band and where it goes, as `copy_piece` takes it."""
-    row, column = divmod(number * PIECE, columns)
-    return band + 4 * row * band_row, c + 4 * row * c_row, column, columns, band_row, c_row, squares
-
-
-@native
-def _is_aligned(c: Array, start: int, row: int) -> bool:
-    """Whether no row of a tile lies on two cache lines, and takes twice as long to write."""
-    return (c.ctypes.data + 4 * start) % 64 == 0 and row % SIDE == 0
-
-
-@native
 def _task(
     number: int,
     a: Array,
@@ -191,13 +147,11 @@ def _task(
     sizes: Any,
     factor: Any,
     shares: Any,
-    sums: Array,
     bad: Array,
 ) -> None:
-    """Some rows and columns of one product; `sums` gets the sum of squares of every panel, unless it is empty.
+    """Some rows and columns of one product.
 
-    A number that parts cannot express spoils all sums of its row or column, so the first panels tell of all of them,
-    and so do all panels' squares.
+    A number that parts cannot express spoils all sums of its row or column, so the first panels tell of all of them.
     """
     a_row, a_k, b_k, b_column, c_row, c_column = steps
     rows, columns, depth = sizes
@@ -210,29 +164,17 @@ def _task(
     c_start = starts[which, 2] + first * c_row + column * c_column
 
     down, across = (height + PANEL - 1) // PANEL, (width + PANEL - 1) // PANEL
-    panels_across = (columns + PANEL - 1) // PANEL
-    first_panel = (which * ((rows + PANEL - 1) // PANEL) + first // PANEL) * panels_across + column // PANEL
-    sums_at = sums.ctypes.data
     at_a_time = _depth_at_a_time(depth)
     panel_words = at_a_time // STEP * BLOCK_WORDS
-    # Whichever side has more panels comes one by one; what is measured goes along rows on any number of threads.
-    by_columns = across > down and down * panel_words <= PACKED_WORDS and sums.size == 0
+    by_columns = across > down and down * panel_words <= PACKED_WORDS  # the side with more panels comes one by one
     left_slots, right_slots = (down, 2) if by_columns else (2, across)
     right = np.empty(right_slots * panel_words + CACHE_LINE, np.int32)
     left = np.empty(left_slots * panel_words + CACHE_LINE, np.int32)
     edge = np.empty(PANEL * PANEL + CACHE_LINE, np.float32)  # for a panel that does not fit c
-    # A panel of rows, and the next one; rows that are 4 kB apart would all want the same places of the cache.
-    band_columns = width // PANEL * PANEL
-    pieces, band_row = band_columns // PANEL, band_columns + SIDE
-    band_bytes = 4 * PANEL * band_row
-    has_bands = not by_columns and c_column == 1 and band_columns >= NARROWEST
-    has_bands &= sums.size > 0 or not _is_aligned(c, c_start, c_row)
-    bands = np.empty(2 * PANEL * band_row + CACHE_LINE if has_bands else 1, np.float32)
     right_at, left_at, edge_at = aligned(right), aligned(left), aligned(edge)
     a_at, b_at, c_base, bias_at = a.ctypes.data, b.ctypes.data, c.ctypes.data, bias.ctypes.data
     left_base, right_base = left.ctypes.data + 4 * left_at, right.ctypes.data + 4 * right_at
     edge_base = edge.ctypes.data + 4 * edge_at
-    bands_base = bands.ctypes.data + 4 * aligned(bands)
     scale, one = np.float32(factor), np.float32(1)
     has_bias, is_finite = bias.size > 0, True
     begin_tiles()
@@ -242,8 +184,6 @@ def _task(
         a_here, b_here = a_start + k * a_k, b_start + k * b_k
         _pack(LEFT, a, a_here, a_row, a_k, min(PANEL, height), deep, scale, left, left_at)
         _pack(RIGHT, b, b_here, b_column, b_k, min(PANEL, width), deep, one, right, right_at)
-        is_measured = sums.size > 0 and k + at_a_time >= depth
-        is_waiting = False  # whether the band before is to be copied
         for step_number in range(down * across):
             if by_columns:
                 j, i = divmod(step_number, down)
@@ -252,11 +192,9 @@ def _task(
             slot, right_slot = i % left_slots * panel_words, j % right_slots * panel_words
             valid_rows, valid = min(PANEL, height - i * PANEL), min(PANEL, width - j * PANEL)
             c_at = c_start + i * PANEL * c_row + j * PANEL * c_column
-            fits, is_band = valid_rows == PANEL and valid == PANEL and c_column == 1, has_bands and valid_rows == PANEL
+            fits = valid_rows == PANEL and valid == PANEL and c_column == 1
             begin, begin_row, has_begin = c_base + 4 * c_at, c_row, fits and k > 0
             to, to_row = (begin, begin_row) if fits else (edge_base, PANEL)
-            if fits and is_band:
-                to, to_row = bands_base + i % 2 * band_bytes + 4 * j * PANEL, band_row
             if k == 0 and has_bias:
                 if fits:
                     begin, begin_row, has_begin = bias_at + 4 * (column + j * PANEL), 0, True
@@ -264,7 +202,7 @@ def _task(
                     begin_rows(c, c_at, c_row, c_column, valid_rows, valid, bias, column + j * PANEL)
             product = (
                 left_base + 4 * slot, right_base + 4 * right_slot, blocks, to, to_row,
-                begin, begin_row, has_begin, (i == 0 or j == 0) and sums.size == 0,
+                begin, begin_row, has_begin, i == 0 or j == 0,
             )  # fmt: skip
 
             # What is needed for the next step is packed at once; what is needed later, little by little.
@@ -295,28 +233,14 @@ def _task(
             count = min(whole - from_block, at_once) if fits_shade else 0
             is_last_turn = not is_slow or turn == turns - 1
 
-            is_copying = False
-            if is_waiting and j < pieces:
-                squares = sums_at + 8 * (first_panel + (i - 1) * panels_across + j)
-                band, c_before = bands_base + (i + 1) % 2 * band_bytes, c_base + 4 * (c_start + (i - 1) * PANEL * c_row)
-                copying = _piece(j, band, c_before, band_columns, band_row, c_row, squares)
-                is_copying = (what == NOTHING or count == 0) and blocks >= COPY_BLOCKS
-                if is_copying:
-                    is_finite &= _multiply_and_copy(product, is_measured, copying)
-                else:
-                    _copy(is_measured, copying)
-            if not is_copying:
-                packing = (
-                    (a_at if what == LEFT else b_at) + 4 * (source + from_block * STEP * step),
-                    line if step == 1 else step, packing_factor,
-                    (left_base if what == LEFT else right_base) + 4 * (packed + from_block * BLOCK_WORDS), count,
-                )  # fmt: skip
-                is_finite &= _multiply(product, what if count > 0 else NOTHING, step == 1, is_slow, packing)
+            packing = (
+                (a_at if what == LEFT else b_at) + 4 * (source + from_block * STEP * step),
+                line if step == 1 else step, packing_factor,
+                (left_base if what == LEFT else right_base) + 4 * (packed + from_block * BLOCK_WORDS), count,
+            )  # fmt: skip
+            is_finite &= _multiply(product, what if count > 0 else NOTHING, step == 1, is_slow, packing)
             if not fits:
                 put(edge, edge_at, PANEL, valid_rows, valid, c, c_at, c_row, c_column, k > 0 or has_bias)
-            if is_measured and not (fits and is_band):
-                panel = first_panel + i * panels_across + j
-                sums[panel] = squares_of_rows(c, c_at, c_row, c_column, valid_rows, valid)
             done = (from_block + count) * STEP if fits_shade else 0
             if what != NOTHING and is_last_turn and done < deep:  # what does not fill a panel, or a block
                 source, packed = source + done * step, packed + done // STEP * BLOCK_WORDS
@@ -324,37 +248,22 @@ def _task(
                     _pack(LEFT, a, source, line, step, lines, deep - done, scale, left, left_at + packed)
                 else:
                     _pack(RIGHT, b, source, line, step, lines, deep - done, one, right, right_at + packed)
-            if j == across - 1:
-                is_waiting = is_band
-        if is_waiting:
-            last = down - 1
-            band, c_at = bands_base + last % 2 * band_bytes, c_base + 4 * (c_start + last * PANEL * c_row)
-            for j in range(pieces):
-                squares = sums_at + 8 * (first_panel + last * panels_across + j)
-                _copy(is_measured, _piece(j, band, c_at, band_columns, band_row, c_row, squares))
     end_tiles()
     keep(left)
     keep(right)
     keep(edge)
-    keep(bands)
-    keep(sums)
     if not is_finite:
         bad[0] = 1
 
 
 @native
-def _shares(count: int, rows: int, columns: int, depth: int, threads: int, is_measured: bool) -> Any:
-    """Rows and columns of a task: enough tasks for all threads, twice over, and little packed more than once.
-
-    Squares are added up along rows: for the same sums on any number of threads these cut rows from one another only.
-    """
+def _shares(count: int, rows: int, columns: int, depth: int, threads: int) -> Any:
+    """Rows and columns of a task: enough tasks for all threads, twice over, and little packed more than once."""
     wanted = (2 * threads + count - 1) // count
     most = max(PANEL, PACKED // _depth_at_a_time(depth) // PANEL * PANEL)
-    most = min(most, WIDEST) if is_measured else most
     fewest = (columns + most - 1) // most
     best_across, best_down, many, least = 1, 1, 0, 0
-    most_across = fewest if is_measured else max(fewest, min(wanted, columns // FEWEST))
-    for across in range(fewest, most_across + 1):
+    for across in range(fewest, max(fewest, min(wanted, columns // FEWEST)) + 1):
         down = max(1, min((wanted + across - 1) // across, rows // FEWEST))
         tasks, packed = min(wanted, across * down), across * rows + down * columns
         if tasks > many or (tasks == many and packed < least):
@@ -373,24 +282,16 @@ def tiled_product(
     steps: Any,
     sizes: Any,
     factor: Any,
-    norm: Array,
     threads: int,
     scheduler: int,
 ) -> bool:
     """c = factor · a · b + bias for each row of `starts`. False if it cannot be had so, and c holds anything.
 
-    norm, unless it is empty, gets the root of the sum of all squares of c. The other arguments are as matmul.py
-    describes them; none of the sizes is 0.
+    The arguments are as matmul.py describes them; none of the sizes is 0.
     """
     bad = np.zeros(1, np.int64)
     rows, columns, depth = sizes
-    height, width = shares = _shares(starts.shape[0], rows, columns, depth, threads, norm.size > 0)
+    height, width = shares = _shares(starts.shape[0], rows, columns, depth, threads)
     tasks = starts.shape[0] * ((rows + height - 1) // height) * ((columns + width - 1) // width)
-    panels = starts.shape[0] * ((rows + PANEL - 1) // PANEL) * ((columns + PANEL - 1) // PANEL)
-    sums = np.empty(panels if norm.size > 0 else 0)
-    parallel(scheduler, tasks, _task, (a, b, c, bias, starts, steps, sizes, factor, shares, sums, bad))
-    if norm.size > 0:
-        total = sums.sum()  # of all panels in order, whichever task has made them
-        norm[0] = math.sqrt(total)
-        return math.isfinite(total)
+    parallel(scheduler, tasks, _task, (a, b, c, bias, starts, steps, sizes, factor, shares, bad))
     return bad[0] == 0

@@ -17,7 +17,6 @@ from onnxgrad.cpu.core.jit import native
 from onnxgrad.cpu.core.matmul.amx_matmul import tiled_product
 from onnxgrad.cpu.core.matmul.microkernel import aligned, multiply, packed_matrix
 from onnxgrad.cpu.core.matmul.store import begin_rows, put
-from onnxgrad.cpu.core.norms import length
 from onnxgrad.cpu.core.parallel import parallel
 from onnxgrad.tensor_types import Array
 
@@ -126,16 +125,10 @@ def product_by_tiles(
     steps: Any,
     sizes: Any,
     factor: Any,
-    norm: Array,
     threads: int,
     gemm: int,
     scheduler: int,
 ) -> None:
-    """The same of float32 numbers; what is infinite, or nearly so, is left to vectors, and the rest of its product.
-
-    norm gets the length of all of c, unless it is empty; then c is nothing but these products.
-    """
-    if sizes[2] == 0 or not tiled_product(a, b, c, bias, starts, steps, sizes, factor, norm, threads, scheduler):
+    """The same of float32 numbers; what is infinite, or nearly so, is left to vectors, and the rest of its product."""
+    if sizes[2] == 0 or not tiled_product(a, b, c, bias, starts, steps, sizes, factor, threads, scheduler):
         product_by_vectors(a, b, c, bias, starts, steps, sizes, factor, threads, gemm, scheduler)
-        if norm.size > 0:
-            length(c, norm, scheduler)

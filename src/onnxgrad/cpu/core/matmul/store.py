@@ -1,10 +1,7 @@
 """Rows of a product on their way into memory."""
 
-import numpy as np
-
 from onnxgrad.cpu.core.halves import load, store
 from onnxgrad.cpu.core.jit import native
-from onnxgrad.cpu.core.norms import sum_of_squares
 from onnxgrad.tensor_types import Array
 
 
@@ -42,18 +39,3 @@ def put(
             at = start + i * row + j * column
             new = load(piece, piece_start + i * piece_row + j)
             store(c, at, load(c, at) + new if accumulate else new)
-
-
-@native
-def squares_of_rows(c: Array, start: int, row: int, column: int, rows: int, columns: int) -> float:
-    """The sum of the squares of c[i, j], in float64."""
-    total = 0.0
-    for i in range(rows):
-        at = start + i * row
-        if column == 1:
-            total += sum_of_squares(c, at, at + columns)
-        else:
-            for j in range(columns):
-                number = np.float64(load(c, at + j * column))
-                total += number * number
-    return total
