@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 from reference import api_page
 
-from onnxgrad.cli import train
+from onnxgrad.cli import specs, train
 from onnxgrad.cli.coverage import BACKENDS, RuleRow, operators, rules, short_types, type_names
 from onnxgrad.op import Attribute, Op
 
@@ -118,18 +118,33 @@ def options_table() -> str:
     """What `onnxgrad train --help` says."""
     lines = ["| option | |", "|---|---|"]
     for option in train.params:
-        if isinstance(option, click.Option):
-            takes = "" if option.is_flag else " " + option.make_metavar(click.Context(train)).replace("|", "\\|")
-            default = f" By default {option.default}." if option.show_default else ""
-            lines.append(f"| `{', '.join(option.opts)}{takes}` | {option.help}{default} |")
+        if isinstance(option, click.Option) and (record := option.get_help_record(click.Context(train))):
+            names, text = record
+            escaped = names.replace("|", "\\|")
+            lines.append(f"| `{escaped}` | {text} |")
     return "\n".join(lines)
 
 
-def with_table(page: Path, name: str, table: str) -> str:
-    """The page with a table between its two marks."""
-    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
-    before, rest = page.read_text().split(begin)
-    return f"{before}{begin}\n{table}\n{end}{rest.split(end)[1]}"
+def settings_table() -> str:
+    """The kinds that `onnxgrad train` takes, and their settings."""
+    lines = ["| option | kind | settings |", "|---|---|---|"]
+    for option, kinds in specs.KINDS.items():
+        first = f"`{option}`"
+        for name, kind in kinds.items():
+            settings = [*specs.settings_of(kind), *(["name"] if option == "--metric" else [])]
+            lines.append(f"| {first} | `{name}` | {', '.join(f'`{setting}`' for setting in settings)} |")
+            first = ""
+    return "\n".join(lines)
+
+
+def with_tables(page: Path, tables: dict[str, str]) -> str:
+    """The page with each table between its two marks."""
+    text = page.read_text()
+    for name, table in tables.items():
+        begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+        before, rest = text.split(begin)
+        text = f"{before}{begin}\n{table}\n{end}{rest.split(end)[1]}"
+    return text
 
 
 def main() -> int:
@@ -139,9 +154,9 @@ def main() -> int:
         ROOT / "docs" / "api.md": api_page(),
         ROOT / "docs" / "operators.md": operators_page(),
         ROOT / "docs" / "rules.md": rules_page(),
-        readme: with_table(readme, "operators", table()),
-        command_line: with_table(command_line, "options", options_table()),
-        coming: with_table(coming, "gradients", gradients_table()),
+        readme: with_tables(readme, {"operators": table()}),
+        command_line: with_tables(command_line, {"settings": settings_table(), "options": options_table()}),
+        coming: with_tables(coming, {"gradients": gradients_table()}),
     }
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
     if "--check" in sys.argv[1:]:

@@ -166,8 +166,8 @@ def test_check_with_feeds(tmp_path):
     np.savez(tmp_path / "feeds.npz")
     assert "feeds lacks the input 'x'" in run("check", *given, "--of", "loss", code=2)
     (tmp_path / "feeds.npz").write_text("no")
-    assert "is no file of numpy.savez" in run("check", *given, code=2)
-    assert "is no file" in run("check", tmp_path / "model.onnx", "--feeds", tmp_path / "none.npz", code=2)
+    assert "is not a file of numpy.savez" in run("check", *given, code=2)
+    assert "none.npz' does not exist" in run("check", tmp_path / "model.onnx", "--feeds", tmp_path / "none.npz", code=2)
 
 
 @pytest.mark.parametrize("error", [1e-3, float("nan")])

@@ -10,8 +10,8 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.checks import raises
 from tests.cli.test_train import BASE, arrays, events, folder, run
 
-from onnxgrad.cli import specs as written
-from onnxgrad.cli.run_log import Journal, read_journal
+from onnxgrad.cli import specs
+from onnxgrad.cli.run_log import RunLog, read_log
 from onnxgrad.cli.tensorboard import crc32c
 from onnxgrad.train import metrics
 from onnxgrad.train.progress import Progress, clock, figure
@@ -91,8 +91,8 @@ OUT = ("-o", "out.onnx")
             "--loss 'cross-entropi:logits': 'cross-entropi' is neither a loss nor an "
             "output of the model; did you mean 'cross-entropy'?",
         ),
-        (("--loss", "mse:logit"), "--loss 'mse:logit': 'logit' is no output of the model; did you mean 'logits'?"),
-        (("--loss", "mse:y:weight=x"), "--loss 'mse:y:weight=x': 'y' is no output of the model: 'logits'"),
+        (("--loss", "mse:logit"), "--loss 'mse:logit': 'logit' is not an output of the model; did you mean 'logits'?"),
+        (("--loss", "mse:y:weight=x"), "--loss 'mse:y:weight=x': 'y' is not an output of the model: 'logits'"),
         (("--loss", "mse:logits:weight=x"), "--loss 'mse:logits:weight=x': weight is 'x', expected a number"),
         (
             ("--loss", "mse:logits:wieght=1"),
@@ -109,7 +109,7 @@ OUT = ("-o", "out.onnx")
         ),
         (("--loss", "logits"), "--loss 'logits' is an output of the model, which stands alone: others cannot be added"),
         (("--loss", "mse:logits:target=z"), "--data: 'train.npz' lacks 'z', an input of model or loss: 'x', 'target'"),
-        (("--optimizer", "adamm"), "--optimizer 'adamm': there is no 'adamm'; did you mean 'adam'?"),
+        (("--optimizer", "adamm"), "--optimizer 'adamm': 'adamm' does not exist; did you mean 'adam'?"),
         (
             ("--optimizer", "adam:betas=0.9"),
             "--optimizer 'adam:betas=0.9': betas is '0.9', expected 2 numbers with a comma between them",
@@ -120,16 +120,16 @@ OUT = ("-o", "out.onnx")
         ),
         (
             ("--optimizer", "adam:fast"),
-            "--optimizer 'adam:fast': 'fast' is no setting, expected name=value as in adam:name=value",
+            "--optimizer 'adam:fast': 'fast' is not a setting, expected name=value as in adam:name=value",
         ),
-        (("--momentum", "0.9"), "--momentum is of sgd and rmsprop, adamw has none"),
+        (("--momentum", "0.9"), "--momentum is for sgd, rmsprop: adamw has no such setting"),
         (
             ("--group", "*.bias"),
             "--group '*.bias' sets nothing, expected a pattern of names as in '*.bias:weight-decay=0'",
         ),
         (("--group", "*.bios:lr=0"), "AdamW: groups has '*.bios', which no parameter's name matches"),
-        (("--schedule", "cosinus"), "--schedule 'cosinus': there is no 'cosinus'; did you mean 'cosine'?"),
-        (("--schedule", "step", "--warmup", "3"), "--warmup is of constant, linear, cosine: step has none"),
+        (("--schedule", "cosinus"), "--schedule 'cosinus': 'cosinus' does not exist; did you mean 'cosine'?"),
+        (("--schedule", "step", "--warmup", "3"), "--warmup is for constant, linear, cosine: step has no such setting"),
         (("--schedule", "step:every=0"), "--schedule 'step:every=0': every is 0, expected at least 1"),
         (
             ("--metric", "accuracy"),
@@ -137,12 +137,12 @@ OUT = ("-o", "out.onnx")
         ),
         (
             ("--metric", "acuracy", "--val", "0.5"),
-            "--metric 'acuracy': there is no 'acuracy'; did you mean 'accuracy'?",
+            "--metric 'acuracy': 'acuracy' does not exist; did you mean 'accuracy'?",
         ),
         (("--metric", "mae", "--val", "0.5"), "--val: MAE: 'target' has shape [8], but 'logits' has [8, 3]"),
         (
             ("--metric", "mae:logits:target=z", "--val", "0.5"),
-            "--metric 'mae:logits:target=z': its target 'z' is none of the inputs of model and loss: 'x', 'target'",
+            "--metric 'mae:logits:target=z': its target 'z' is not an input of model or loss: 'x', 'target'",
         ),
         (
             ("--metric", "accuracy:name=loss", "--val", "0.5"),
@@ -153,11 +153,11 @@ OUT = ("-o", "out.onnx")
             "--keep-best goes by the loss on examples to validate with: name a file or a share with --val",
         ),
         (("--val", "1.5"), "--val is 1.5, expected a file or a share between 0 and 1 of the examples to hold out"),
-        (("--val", "0.001"), "--val 0.001 of 72 examples is 0, expected some, and some to train on"),
-        (("--val", "none.npz"), "--val: 'none.npz' is no file, expected an .npz or .parquet file"),
-        (("--data", "none.npz"), "--data: 'none.npz' is no file, expected an .npz or .parquet file"),
+        (("--val", "0.001"), "--val 0.001 of 72 examples is 0, expected at least one, and one to train on"),
+        (("--val", "none.npz"), "--val: 'none.npz' does not exist, expected an .npz or .parquet file"),
+        (("--data", "none.npz"), "--data: 'none.npz' does not exist, expected an .npz or .parquet file"),
         (("--data", "model.onnx"), "--data: 'model.onnx' ends in '.onnx', expected .npz or .parquet"),
-        (("--data", "text.npz"), "--data: 'text.npz' is no .npz file ("),
+        (("--data", "text.npz"), "--data: 'text.npz' cannot be read as .npz ("),
         (
             ("--data", "typo.npz"),
             "--data: 'typo.npz' lacks 'target', an input of model or loss; did you mean 'targets'?",
@@ -167,11 +167,11 @@ OUT = ("-o", "out.onnx")
         (("--data", "uneven.npz"), "--data: the arrays have different numbers of examples (x: 4, target: 3)"),
         (
             ("--data", "classes.npz"),
-            "--data: 'target' has the class 3 in example 5, expected 0 to 2; ignore-index=3 leaves such out",
+            "--data: 'target' has the class 3 in example 5, expected 0 to 2; ignore-index=3 leaves it out",
         ),
         (
             ("--val", "negative.npz", "--loss", "cross-entropy:logits:ignore-index=9"),
-            "--val: 'target' has the class -1 in example 7, expected 0 to 2; ignore-index=-1 leaves such out",
+            "--val: 'target' has the class -1 in example 7, expected 0 to 2; ignore-index=-1 leaves it out",
         ),
         (("--data", "empty.npz"), "--data: 'empty.npz' has no examples"),
         (("--val", "wide.npz"), "--val: the batch's x has shape [8, 7], expected ['N', 6]"),
@@ -181,9 +181,9 @@ OUT = ("-o", "out.onnx")
             ("--batch-size", "100", "--drop-last"),
             "72 examples in batches of 100 make no update: lower --batch-size, --accumulate or leave out --drop-last",
         ),
-        (("--resume", "none"), "--resume: 'none' is no file, expected a checkpoint"),
-        (("--resume", "train.npz"), "'train.npz' is no checkpoint"),
-        (("--plot", "picture.jpg"), "'picture.jpg' ends in '.jpg', expected .svg or .png for a picture"),
+        (("--resume", "none"), "--resume: 'none' does not exist, expected a checkpoint"),
+        (("--resume", "train.npz"), "'train.npz' is not a checkpoint"),
+        (("--plot", "plot.jpg"), "'plot.jpg' ends in '.jpg', expected .svg or .png for a plot"),
         (("--metrics", "train.npz"), "--metrics and --data are both 'train.npz', expected files of their own"),
         (
             ("--val", "typo.npz", "--checkpoint", "typo.npz"),
@@ -259,20 +259,20 @@ def test_classes_to_leave_out_and_a_device_that_is_not_there(folder):
 
 
 def test_texts_with_colons_in_names_and_every_kind():
-    loss = written.loss(["mse:out:0:target=a:weight=0.5"], ["out:0"])
+    loss = specs.loss(["mse:out:0:target=a:weight=0.5"], ["out:0"])
     assert (loss.prediction, loss.target, loss.share) == ("out:0", "a", 0.5)
-    assert written.loss(["loss:0"], ["loss:0"]) == "loss:0"
-    assert len(written.loss(["l1", "huber:y:delta=2"], ["y"]).parts) == 2
-    weighted = written.loss(["cross-entropy:y:class-weights=1,2:ignore_index=0"], ["y"])
+    assert specs.loss(["loss:0"], ["loss:0"]) == "loss:0"
+    assert len(specs.loss(["l1", "huber:y:delta=2"], ["y"]).parts) == 2
+    weighted = specs.loss(["cross-entropy:y:class-weights=1,2:ignore_index=0"], ["y"])
     assert weighted.weights == (1.0, 2.0) and weighted.ignore_index == 0
-    assert written.loss(["bce-with-logits:y:pos-weight=3"], ["y"]).pos_weight == 3.0
-    assert written.loss(["bce-with-logits:y:pos-weight=3,4"], ["y"]).pos_weight == (3.0, 4.0)
-    for kind in written.OPTIMIZERS:
-        assert written.optimizer(kind, {"lr": 0.5, "momentum": None}, []).lr == 0.5
-    for kind in written.SCHEDULES:
-        assert 0 < written.schedule(kind, None, 90)(0) <= 1
-    assert written.schedule("step", None, 90).every == 30 and written.schedule("linear", 0.1, 90).warmup == 9
-    found = written.measures(["accuracy", "accuracy:y:top=2", "mse:y:name=second"], weighted, ["y"], ["target"])
+    assert specs.loss(["bce-with-logits:y:pos-weight=3"], ["y"]).pos_weight == 3.0
+    assert specs.loss(["bce-with-logits:y:pos-weight=3,4"], ["y"]).pos_weight == (3.0, 4.0)
+    for kind in specs.OPTIMIZERS:
+        assert specs.optimizer(kind, {"lr": 0.5, "momentum": None}, []).lr == 0.5
+    for kind in specs.SCHEDULES:
+        assert 0 < specs.schedule(kind, None, 90)(0) <= 1
+    assert specs.schedule("step", None, 90).every == 30 and specs.schedule("linear", 0.1, 90).warmup == 9
+    found = specs.metrics_by_name(["accuracy", "accuracy:y:top=2", "mse:y:name=second"], weighted, ["y"], ["target"])
     assert list(found) == ["accuracy", "accuracy:y:top=2", "second"] and found["accuracy"].ignore_index == 0
 
 
@@ -296,17 +296,17 @@ def test_metrics():
         metrics.Accuracy("y", top=0)
 
 
-def test_a_journal_that_was_cut_off(tmp_path):
+def test_a_log_that_was_cut_off(tmp_path):
     path = tmp_path / "run.jsonl"
-    with Journal(path) as journal:
-        journal.write({"event": "step", "step": 1, "loss": 1.0})
-        journal.write({"event": "epoch", "epoch": 1, "step": 1, "validation": {"loss": float("nan")}})
+    with RunLog(path) as log:
+        log.write({"event": "step", "step": 1, "loss": 1.0})
+        log.write({"event": "epoch", "epoch": 1, "step": 1, "validation": {"loss": float("nan")}})
     path.write_text(path.read_text() + '{"event": "st')
-    assert [e["event"] for e in read_journal(path)] == ["step", "epoch"]
-    assert read_journal(path)[1]["validation"] == {"loss": None}
+    assert [e["event"] for e in read_log(path)] == ["step", "epoch"]
+    assert read_log(path)[1]["validation"] == {"loss": None}
     path.write_text("nothing")
-    with raises(ValueError, f"{str(path)!r} is no journal of a run: line 1 is no event"):
-        read_journal(path)
+    with raises(ValueError, f"{str(path)!r} is not the log of a run: line 1 is not an event"):
+        read_log(path)
 
 
 def test_progress_where_there_is_no_terminal(capsys, monkeypatch):

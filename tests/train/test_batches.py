@@ -11,10 +11,7 @@ ARRAYS = {
     "tokens": np.arange(11, dtype=np.int32),
     "target": np.arange(11) % 3,
 }
-RAGGED = (
-    "Batches: the column 'x' holds lists of different lengths, or nothing in places, expected the same for every "
-    "example"
-)
+RAGGED = "Batches: the column 'x' holds lists of different lengths, or has gaps, expected the same for every example"
 
 
 class Dataset:
@@ -89,7 +86,7 @@ def test_what_is_refused(tmp_path):
         Batches({"x": ARRAYS["x"], "y": np.zeros(3)}, 2)
     with raises(TypeError, "Batches: data is a int, expected a dict of arrays, a path or a datasets.Dataset"):
         Batches(3, 2)
-    with raises(FileNotFoundError, "Batches: 'no.npz' is no file, expected an .npz or .parquet file"):
+    with raises(FileNotFoundError, "Batches: 'no.npz' does not exist, expected an .npz or .parquet file"):
         Batches("no.npz", 2)
     (tmp_path / "data.csv").touch()
     with raises(ValueError, f"Batches: {str(tmp_path / 'data.csv')!r} ends in '.csv', expected .npz or .parquet"):
@@ -98,5 +95,5 @@ def test_what_is_refused(tmp_path):
         for content in (b"", b"nothing of the kind", b"PK\x03\x04" + bytes(40)):
             path = tmp_path / f"bad{suffix}"
             path.write_bytes(content)
-            with pytest.raises(ValueError, match=rf"^Batches: '.*' is no {suffix} file \("):
+            with pytest.raises(ValueError, match=rf"^Batches: '.*' cannot be read as {suffix} \("):
                 Batches(path, 2)

@@ -51,14 +51,14 @@ def test_what_does_not_fit(tmp_path):
     trainer.save(path)
     with raises(ValueError, f"{str(path)!r} is of a run with Adam, not SGD"):
         Trainer.load(path, *args[:2], optim.SGD(), **how)
-    with raises(ValueError, f"{str(path)!r} has 'optimizer/m/fc0.bias': it is of another model, or of other trainable "
-                "parameters"):  # fmt: skip
+    with raises(ValueError, f"{str(path)!r} has 'optimizer/m/fc0.bias': it belongs to another model, or to other "
+                "trainable parameters"):  # fmt: skip
         Trainer.load(path, *args, trainable="fc1.*", **how)
-    with raises(FileNotFoundError, f"{str(tmp_path / 'no')!r} is no file, expected a checkpoint of a trainer"):
+    with raises(FileNotFoundError, f"{str(tmp_path / 'no')!r} does not exist, expected a checkpoint of a trainer"):
         trainer.restore(tmp_path / "no")
     path.write_bytes(b"nothing of the kind")
     before = {name: a.copy() for name, a in trainer.parameters.items()}
-    with pytest.raises(ValueError, match="is no checkpoint"):
+    with pytest.raises(ValueError, match="is not a checkpoint"):
         trainer.restore(path)
     assert all(same_bits(before[name], a) for name, a in trainer.parameters.items())
 
@@ -66,7 +66,7 @@ def test_what_does_not_fit(tmp_path):
 def test_a_folder_that_cannot_be_written(tmp_path):
     *args, how = new(optim.SGD())
     with raises(
-        FileNotFoundError, f"{str(tmp_path / 'missing')!r} is no folder, so no checkpoint can be written there"
+        FileNotFoundError, f"{str(tmp_path / 'missing')!r} does not exist, so no checkpoint can be written there"
     ):
         Trainer(*args, **how).save(tmp_path / "missing" / "run.safetensors")
 

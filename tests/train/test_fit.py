@@ -170,7 +170,9 @@ def test_save_every_and_bad_plans(tmp_path):
     with raises(ValueError, "fit: save_every needs the name of a checkpoint"):
         trainer().fit(data(), save_every=2)
     missing = tmp_path / "no" / "run.safetensors"
-    with raises(FileNotFoundError, f"fit: {str(missing.parent)!r} is no folder, so no checkpoint can be written there"):
+    with raises(
+        FileNotFoundError, f"fit: {str(missing.parent)!r} does not exist, so no checkpoint can be written there"
+    ):
         trainer().fit(data(), checkpoint=missing)
     with raises(ValueError, "fit: there are no batches; an iterator is used up after one epoch"):
         trainer().fit([], quiet=True)

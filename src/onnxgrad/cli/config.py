@@ -22,19 +22,19 @@ def use_config(context: click.Context, _parameter: Any, path: Path | None) -> Pa
 def defaults(path: Path, command: click.Command) -> dict[str, Any]:
     """The settings of a file, as text, which is read as the command line would be."""
     if not path.is_file():
-        raise Refused(f"--config: {str(path)!r} is no file")
+        raise Refused(f"--config: {str(path)!r} does not exist")
     try:
         with path.open("rb") as file:
             table = tomllib.load(file)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise Refused(f"--config: {str(path)!r} is no TOML: {error}") from None
+        raise Refused(f"--config: {str(path)!r} is not TOML: {error}") from None
     known = {str(p.name): p for p in command.params if p.name not in NOT_SETTINGS}
     found = {}
     for key, value in table.items():
         name = key.replace("-", "_")
         if name not in known:
             told = suggestion(name, known).replace("_", "-")
-            raise Refused(f"--config: {str(path)!r} has {key!r}, which is no setting{told}")
+            raise Refused(f"--config: {str(path)!r} has {key!r}, which is not a setting{told}")
         found[name] = _as_given(f"--config: {key!r} in {str(path)!r}", value, known[name])
     return found
 

@@ -1,4 +1,4 @@
-"""What to train on: files whose columns are the inputs of model and loss, and examples held out of them."""
+"""The data to train on: files whose columns are the inputs of model and loss, and examples held out of them."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,14 +16,9 @@ Columns = dict[str, Array]
 
 def read_columns(option: str, path: Path, needed: Sequence[str]) -> tuple[Columns, list[str]]:
     """The columns of a file that are needed, and the names of the others."""
-    from onnxgrad.train.batches import Batches
+    from onnxgrad.train.batches import read_arrays
 
-    try:
-        columns = Batches(path, 1).arrays
-    except Exception as error:  # ours, or of zipfile, numpy or pyarrow
-        if str(error).startswith("Batches: "):
-            raise ValueError(f"{option}: {str(error).removeprefix('Batches: ')}") from None
-        raise ValueError(f"{option}: {str(path)!r} is no {path.suffix} file ({type(error).__name__})") from None
+    columns = read_arrays(path, option)
     for name in needed:
         if name not in columns:
             raise ValueError(
@@ -39,7 +34,7 @@ def hold_out(columns: Columns, share: float, seed: int) -> tuple[Columns, Column
     count = len(next(iter(columns.values())))
     aside = round(count * share)
     if not 0 < aside < count:
-        raise ValueError(f"--val {share:g} of {count} examples is {aside}, expected some, and some to train on")
+        raise ValueError(f"--val {share:g} of {count} examples is {aside}, expected at least one, and one to train on")
     order = np.random.default_rng([seed, HELD_OUT]).permutation(count)
     chosen, rest = np.sort(order[:aside]), np.sort(order[aside:])
     return {n: a[rest] for n, a in columns.items()}, {n: a[chosen] for n, a in columns.items()}
@@ -58,7 +53,7 @@ def validation(text: str, columns: Columns, seed: int) -> tuple[Columns, Columns
 
 
 def expect_classes(option: str, columns: Columns, loss: Total | str, classes: Mapping[str, Sequence[Any]]) -> None:
-    """Class numbers that are none would stop a run late, or, below 0, train it on other classes without a word.
+    """Raises if a target is not a class: that would stop a run late or, below 0, train it on other classes.
 
     `classes` are the shapes of outputs, as far as they are known.
     """
@@ -71,16 +66,16 @@ def expect_classes(option: str, columns: Columns, loss: Total | str, classes: Ma
             example, expected = wrong
             raise ValueError(
                 f"{option}: {part.target!r} has the class {given[example]} in example {example[0]}, expected "
-                f"{expected}; ignore-index={given[example]} leaves such out"
+                f"{expected}; ignore-index={given[example]} leaves it out"
             )
 
 
 def expect_columns(trained: str, needed: Sequence[str]) -> None:
-    """A model without inputs has nothing to be trained with."""
+    """Raises if neither the model nor its loss has inputs."""
     if not needed:
-        raise ValueError(f"{trained!r} has no inputs and its loss none: there is nothing to train it with")
+        raise ValueError(f"{trained!r} cannot be trained: neither the model nor its loss has inputs")
 
 
 def unused(path: Path, names: Sequence[str]) -> str:
-    """A remark."""
+    """A remark on columns that are not used."""
     return f"{path.name}: not used: {listed(names)}"

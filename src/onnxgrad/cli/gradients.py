@@ -108,7 +108,7 @@ def check(
     if feeds is None:
         given = random_feeds(loaded, dims)
     elif dims:
-        raise ValueError("--dim says how large random inputs are, and --feeds that there are none: give one of them")
+        raise ValueError("--dim sets the sizes of random inputs, which --feeds replaces: give one of them")
     else:
         given = read_feeds(feeds, [str(v.name) for v in loaded.graph.inputs])
     console = plain_console()
@@ -132,12 +132,12 @@ def read_feeds(path: Path, names: Sequence[str]) -> dict[str, Any]:
     import numpy as np
 
     if not path.is_file():
-        raise FileNotFoundError(f"{str(path)!r} is no file, expected one of numpy.savez")
+        raise FileNotFoundError(f"{str(path)!r} does not exist, expected a file of numpy.savez")
     try:
         with np.load(path, allow_pickle=False) as arrays:
             given = dict(arrays)
-    except Exception as error:  # of zipfile or numpy; a lone array is none of this either
-        raise ValueError(f"{str(path)!r} is no file of numpy.savez ({type(error).__name__})") from error
+    except Exception as error:  # of zipfile or NumPy; a single array is not such a file either
+        raise ValueError(f"{str(path)!r} is not a file of numpy.savez ({type(error).__name__})") from error
     for name in given:
         if name not in names:
             raise ValueError(f"{str(path)!r} has an array {name!r}, the model's inputs are {', '.join(names)}")

@@ -1,20 +1,20 @@
-"""What a run came to: a table of its epochs, the files it wrote, and the curves of its picture."""
+"""What a run came to: a table of its epochs, the files it wrote, and the curves of its plot."""
 
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from onnxgrad.cli.plot import Curve, Panel, smoothed
-from onnxgrad.cli.run_log import Event, Journal
+from onnxgrad.cli.run_log import Event, RunLog
 from onnxgrad.cli.tables import plain_console, show, size
 from onnxgrad.train.progress import clock, figure
 
 MOST_EPOCHS = 20  # in the table: the last ones, and the best
 
 
-def show_outcome(journal: Journal, metrics: Sequence[str], files: Mapping[str, Path | None]) -> None:
+def show_outcome(log: RunLog, metrics: Sequence[str], files: Mapping[str, Path | None]) -> None:
     """Prints tables."""
-    epochs = journal.of("epoch")
+    epochs = log.of("epoch")
     best = best_epoch(epochs)
     validated = any(e["validation"] for e in epochs)
     measured = ["loss", *metrics] if validated else []
@@ -48,10 +48,10 @@ def _number(value: float | None) -> str:
     return "–" if value is None else figure(value)
 
 
-def curves(journal: Journal) -> list[Panel]:
+def curves(log: RunLog) -> list[Panel]:
     """The loss of every update, its mean, and what was measured after each epoch."""
-    steps = [(e["step"], e["loss"]) for e in journal.of("step") if e["loss"] is not None]
-    epochs = [e for e in journal.of("epoch") if e["validation"]]
+    steps = [(e["step"], e["loss"]) for e in log.of("step") if e["loss"] is not None]
+    epochs = [e for e in log.of("epoch") if e["validation"]]
     names = list(dict.fromkeys(name for e in epochs for name in e["validation"]))
     measured = {
         name: Curve(

@@ -1,4 +1,4 @@
-"""A picture of a run: the loss and what was measured on validation data, over updates, as an SVG file or a PNG."""
+"""The plot of a run: the loss and the metrics on validation data, over updates, as SVG, which cairosvg makes a PNG."""
 
 import math
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Curve:
-    """Points to connect. `marked` puts a dot on each; a `pale` one stays in the background."""
+    """Points to connect. A `marked` curve has a dot on each; a `pale` one stays in the background."""
 
     name: str
     points: Sequence[Point]
@@ -35,12 +35,12 @@ class Panel:
 
 
 def thinned(points: Sequence[Point]) -> list[Point]:
-    """At most MOST_POINTS, each the mean of its neighbours."""
+    """At most MOST_POINTS, each the mean of neighbours."""
     size = -(-len(points) // MOST_POINTS)
     if size <= 1:
         return list(points)
-    pieces = [points[k : k + size] for k in range(0, len(points), size)]
-    return [(sum(x for x, _ in p) / len(p), sum(y for _, y in p) / len(p)) for p in pieces]
+    chunks = [points[k : k + size] for k in range(0, len(points), size)]
+    return [(sum(x for x, _ in c) / len(c), sum(y for _, y in c) / len(c)) for c in chunks]
 
 
 def smoothed(points: Sequence[Point]) -> list[Point]:
@@ -61,15 +61,16 @@ def ticks(low: float, high: float, most: int = 6) -> list[float]:
     return [k * step for k in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
 
 
-def draw(path: Path, panels: Sequence[Panel], below: str = "updates") -> None:
-    """Writes the picture; the file takes its name once it is complete."""
+def write_plot(path: Path, panels: Sequence[Panel], below: str = "updates") -> None:
+    """Writes the plot; the file takes its name once it is complete."""
     shown = [Panel(p.title, [c for c in map(_finite, p.curves) if c.points]) for p in panels]
-    shown = [p for p in shown if p.curves]
+    drawn = svg([p for p in shown if p.curves], below).encode()
+    if path.suffix == ".png":
+        import cairosvg
+
+        drawn = cairosvg.svg2png(drawn, scale=2)
     with replaced(path) as draft:
-        if path.suffix == ".png":
-            _draw_png(draft, shown, below)
-        else:
-            draft.write_text(svg(shown, below), encoding="utf-8")
+        draft.write_bytes(drawn)
 
 
 def _finite(curve: Curve) -> Curve:
@@ -92,14 +93,14 @@ def svg(panels: Sequence[Panel], below: str) -> str:
 
 def _bounds(values: Sequence[float]) -> tuple[float, float]:
     low, high = min(values), max(values)
-    if high - low <= 1e-12 * max(abs(low), abs(high)):  # a line that is level
+    if high - low <= 1e-12 * max(abs(low), abs(high)):  # a level line
         room = abs(low) / 10 or 1.0
         return low - room, high + room
     return low, high
 
 
 def _across(panels: Sequence[Panel]) -> tuple[float, float]:
-    """From where to where all panels go, so that what is one above the other happened at one time."""
+    """The range of updates, the same for all panels, so that they line up."""
     return _bounds([x for p in panels for c in p.curves for x, _ in c.points])
 
 
@@ -147,32 +148,12 @@ def _legend(panel: Panel) -> list[str]:
     return lines
 
 
-def _draw_png(path: Path, panels: Sequence[Panel], below: str) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(WIDTH / 100, HEIGHT / 100 * max(1, len(panels))), dpi=150)
-    for number, panel in enumerate(panels, 1):
-        axes = figure.add_subplot(len(panels), 1, number)
-        axes.set_title(panel.title, loc="left", fontsize=10)
-        for curve, colour in zip(panel.curves, _colours(panel), strict=True):
-            marker = "o" if curve.marked else None
-            axes.plot(*zip(*curve.points, strict=True), color=colour, label=curve.name, marker=marker, markersize=3)
-        left, right = _across(panels)
-        room = (right - left) / 50
-        axes.set_xlim(left - room, right + room)
-        axes.set_xlabel(below)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False)
-    figure.tight_layout()
-    figure.savefig(path, format="png")
-
-
-def expect_drawable(path: Path) -> None:
-    """Raises one sentence if there is no way to draw into such a file."""
+def expect_plottable(path: Path) -> None:
+    """Raises one sentence if a plot cannot be written as such a file."""
     if path.suffix not in (".svg", ".png"):
-        raise ValueError(f"{str(path)!r} ends in {path.suffix!r}, expected .svg or .png for a picture")
+        raise ValueError(f"{str(path)!r} ends in {path.suffix!r}, expected .svg or .png for a plot")
     if path.suffix == ".png":
         try:
-            import matplotlib.figure  # noqa: F401
-        except ImportError:
-            raise ValueError("a .png picture needs matplotlib: pip install matplotlib, or name an .svg file") from None
+            import cairosvg  # noqa: F401
+        except (ImportError, OSError):  # OSError: the library cairo itself is missing
+            raise ValueError("a .png plot needs cairosvg: pip install cairosvg, or name an .svg file") from None

@@ -1,17 +1,18 @@
-"""A run of onnxgrad train before it starts: what it is given, where it writes, and that all of it is right."""
+"""A run of onnxgrad train before it starts: everything that can be wrong with it is found here."""
 
 import contextlib
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from onnxgrad.autodiff.differentiate import load
-from onnxgrad.cli import specs as written
+from onnxgrad.cli import specs
 from onnxgrad.cli.data import Columns, expect_classes, expect_columns, read_columns, unused, validation
-from onnxgrad.cli.plot import expect_drawable
+from onnxgrad.cli.plot import expect_plottable
 from onnxgrad.cli.select import trainable_parameters
+from onnxgrad.cli.training import Options
 from onnxgrad.graph.files import expect_place
 from onnxgrad.train.batches import Batches
 from onnxgrad.train.metrics import Metric
@@ -19,48 +20,8 @@ from onnxgrad.train.trainer import Trainer
 
 
 @dataclass(frozen=True)
-class Options:
-    """The options of the command line, under their names."""
-
-    model: Path
-    output: Path
-    data: Path
-    val: str | None
-    loss: Sequence[str]
-    metric: Sequence[str]
-    epochs: int
-    batch_size: int
-    drop_last: bool
-    no_shuffle: bool
-    optimizer: str
-    lr: float | None
-    weight_decay: float | None
-    momentum: float | None
-    group: Sequence[str]
-    schedule: str
-    warmup: float | None
-    trainable: Sequence[str]
-    freeze: Sequence[str]
-    clip_norm: float | None
-    clip_value: float | None
-    accumulate: int
-    seed: int
-    device: str
-    shard_optimizer: bool
-    checkpoint: Path | None
-    save_every: int | None
-    keep_best: bool
-    resume: Path | None
-    overwrite: bool
-    metrics: str | None
-    plot: str | None
-    tensorboard: Path | None
-    quiet: bool
-
-
-@dataclass(frozen=True)
 class Files:
-    """Where everything goes; None is left out."""
+    """The files that a run writes; None is not written."""
 
     output: Path
     checkpoint: Path
@@ -70,7 +31,7 @@ class Files:
 
     @classmethod
     def of(cls, options: Options, are_written: bool = True) -> "Files":
-        """Beside the output, if nothing else is said; each is tried if it is this process that writes."""
+        """By default beside the output; each place is tried if it is this process that writes."""
         output = options.output
 
         def beside(given: str | Path | None, suffix: str) -> Path:
@@ -98,7 +59,7 @@ class Files:
             expect_place(path)
             expect_writable(option, path.parent)
         if files.plot is not None:
-            expect_drawable(files.plot)
+            expect_plottable(files.plot)
         if options.tensorboard is not None:
             there = next(p for p in (options.tensorboard, *options.tensorboard.absolute().parents) if p.exists())
             expect_writable("--tensorboard", there)
@@ -106,7 +67,7 @@ class Files:
 
 
 def expect_writable(option: str, folder: Path) -> None:
-    """Tries, because rights say little about file systems."""
+    """Raises one sentence unless a file can be written: permissions alone do not tell."""
     with _sentence_about(option, folder), tempfile.TemporaryFile(dir=folder):
         pass
 
@@ -121,7 +82,7 @@ def _sentence_about(option: str, folder: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A run that may start."""
+    """A run that is ready to start."""
 
     trainer: Trainer
     batches: Batches
@@ -131,10 +92,10 @@ class Prepared:
 
 
 def prepare(options: Options, communicator: Any = None) -> Prepared:
-    """Everything that can be wrong is found here."""
+    """Reads and checks everything, and makes the trainer."""
     graph = load(options.model).graph
     outputs = [str(v.name) for v in graph.outputs]
-    loss = written.loss(options.loss, outputs)
+    loss = specs.loss(options.loss, outputs)
     targets = [] if isinstance(loss, str) else [part.target for part in loss.parts]
     inputs = [str(v.name) for v in graph.inputs if v.name not in graph.initializers]
     needed = list(dict.fromkeys([*inputs, *(t for t in targets if t not in graph.initializers)]))
@@ -143,7 +104,7 @@ def prepare(options: Options, communicator: Any = None) -> Prepared:
         raise ValueError("--metric is measured on examples to validate with: name a file or a share with --val")
     if options.keep_best and options.val is None:
         raise ValueError("--keep-best goes by the loss on examples to validate with: name a file or a share with --val")
-    metrics = written.measures(options.metric, loss, outputs, needed)
+    metrics = specs.metrics_by_name(options.metric, loss, outputs, needed)
     columns, others = read_columns("--data", options.data, needed)
     remarks = [unused(options.data, others)] if others else []
     held_out: Columns | None = None
@@ -163,13 +124,13 @@ def prepare(options: Options, communicator: Any = None) -> Prepared:
             "--accumulate or leave out --drop-last"
         )
     given = {"lr": options.lr, "weight_decay": options.weight_decay, "momentum": options.momentum}
-    optimizer = written.optimizer(options.optimizer, given, options.group)
-    schedule = written.schedule(options.schedule, options.warmup, updates)
+    optimizer = specs.optimizer(options.optimizer, given, options.group)
+    schedule = specs.schedule(options.schedule, options.warmup, updates)
     if options.shard_optimizer and communicator is None:
         raise ValueError("--shard-optimizer is for several processes: start them by mpiexec")
     is_first = communicator is None or communicator.rank == 0
     if is_first and options.resume is not None and not options.resume.is_file():
-        raise FileNotFoundError(f"--resume: {str(options.resume)!r} is no file, expected a checkpoint")
+        raise FileNotFoundError(f"--resume: {str(options.resume)!r} does not exist, expected a checkpoint")
     trainable = trainable_parameters(options.model, loss, options.trainable, options.freeze)
     trainer = Trainer(
         options.model, loss, optimizer, trainable,
@@ -187,7 +148,7 @@ def prepare(options: Options, communicator: Any = None) -> Prepared:
 
 
 def _try_out(option: str, trainer: Trainer, columns: Columns, size: int, metrics: Mapping[str, Metric]) -> None:
-    """One batch through the model, which changes nothing: shapes and types are those of all the others."""
+    """Evaluates one batch, which changes nothing: the others have the same shapes and types."""
     try:
         trainer.evaluate([{name: a[:size] for name, a in columns.items()}], metrics)
     except (ValueError, TypeError) as error:

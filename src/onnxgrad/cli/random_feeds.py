@@ -27,7 +27,7 @@ def random_feeds(model: ir.Model, dims: Mapping[str, int] | None = None, seed: i
 
 def _random(value: ir.Value, dims: Mapping[str, int], rng: np.random.Generator) -> Any:
     if value.shape is None or not isinstance(value.type, ir.TensorType) or value.dtype == ir.DataType.STRING:
-        raise ValueError(f"the input {value.name!r} is no tensor of numbers with a known rank: give it with feeds")
+        raise ValueError(f"the input {value.name!r} is not a tensor of numbers with a known rank: give it with --feeds")
     names = iter(_names(value))
     shape = [d if isinstance(d, int) else dims.get(next(names), SMALL) for d in value.shape]
     kind = value.type.dtype

@@ -1,4 +1,4 @@
-"""What onnxgrad train does: looks at everything, trains, writes the model, and shows what came of it."""
+"""What onnxgrad train does: checks everything, trains, writes the model, and shows the outcome."""
 
 import contextlib
 import math
@@ -15,10 +15,11 @@ from onnxgrad.cli.config import as_typed
 from onnxgrad.cli.group import Failed
 from onnxgrad.cli.launch import communicator
 from onnxgrad.cli.outcome import curves, show_outcome
-from onnxgrad.cli.plot import draw
-from onnxgrad.cli.preparation import Files, Options, Prepared, prepare
-from onnxgrad.cli.run_log import Event, Journal, read_journal, up_to
+from onnxgrad.cli.plot import write_plot
+from onnxgrad.cli.preparation import Files, Prepared, prepare
+from onnxgrad.cli.run_log import Event, RunLog, read_log, up_to
 from onnxgrad.cli.tensorboard import EventFile
+from onnxgrad.cli.training import Options
 from onnxgrad.train.fitting import TrainingStoppedError
 from onnxgrad.train.interruption import Interrupted
 
@@ -27,14 +28,14 @@ SAME_BATCHES = ("val", "batch_size", "drop_last", "no_shuffle", "accumulate", "s
 
 
 def earlier_events(options: Options, files: Files, steps: int) -> list[Event]:
-    """The journal of the run that this one goes on with."""
-    found = read_journal(files.metrics) if files.metrics is not None else []
+    """The events of the run that this one resumes."""
+    found = read_log(files.metrics) if files.metrics is not None else []
     if options.resume is None:
         unfinished = found and files.checkpoint.is_file() and not any(e["event"] == "end" for e in found)
         if unfinished and not options.overwrite:
             raise ValueError(
-                f"{str(files.checkpoint)!r} is of a run that did not end: go on with --resume {files.checkpoint}, or "
-                "start anew with --overwrite"
+                f"{str(files.checkpoint)!r} belongs to a run that did not end: go on with --resume {files.checkpoint}, "
+                "or start anew with --overwrite"
             )
         return []
     before: dict[str, Any] = next((e["options"] for e in reversed(found) if e["event"] == "start"), {})
@@ -76,41 +77,41 @@ def run(options: Options, context: click.Context) -> None:
     if processes is not None:
         again = f"mpiexec -n {processes.size} {again}"
     with contextlib.ExitStack() as stack:
-        journal = stack.enter_context(Journal(files.metrics, earlier))
+        run_log = stack.enter_context(RunLog(files.metrics, earlier))
         board = None
         if options.tensorboard is not None:
             board = stack.enter_context(EventFile(options.tensorboard, trainer.steps))
-        journal.write({"event": "start", "step": trainer.steps, "options": _options_told(options)})
-        stack.callback(_draw, files.plot, journal)  # whatever becomes of the run
-        _fit(options, files, prepared, journal, board, again)
+        run_log.write({"event": "start", "step": trainer.steps, "options": _options_told(options)})
+        stack.callback(_plot, files.plot, run_log)  # whatever becomes of the run
+        _fit(options, files, prepared, run_log, board, again)
         if options.keep_best and trainer.ranks.on_first(files.best.is_file):
             trainer.restore(files.best)
         with _or_go_on(again):
             trainer.export(files.output)
-        journal.write({"event": "end", "step": trainer.steps})
+        run_log.write({"event": "end", "step": trainer.steps})
     if not options.quiet:
-        show_outcome(journal, list(prepared.metrics), _written(files, options))
+        show_outcome(run_log, list(prepared.metrics), _written(files, options))
 
 
-def _draw(path: Path | None, journal: Journal) -> None:
+def _plot(path: Path | None, run_log: RunLog) -> None:
     if path is not None:
         try:
-            draw(path, curves(journal))
-        except OSError as error:  # no reason to lose more than the picture
-            click.echo(f"onnxgrad: there is no picture: {error}", err=True)
+            write_plot(path, curves(run_log))
+        except OSError as error:  # no reason to lose more than the plot
+            click.echo(f"onnxgrad: the plot could not be written: {error}", err=True)
 
 
 def _fit(
-    options: Options, files: Files, prepared: Prepared, journal: Journal, board: EventFile | None, again: str
+    options: Options, files: Files, prepared: Prepared, run_log: RunLog, board: EventFile | None, again: str
 ) -> None:
     trainer = prepared.trainer
 
     def log(event: Event) -> None:
-        journal.write(event)
+        run_log.write(event)
         if board is not None:
             to_board(board, event)
         is_epoch = options.keep_best and event["event"] == "epoch"
-        if is_epoch and trainer.ranks.on_first(lambda: _is_best(journal, event, files.best)):
+        if is_epoch and trainer.ranks.on_first(lambda: _is_best(run_log, event, files.best)):
             trainer.save(files.best)
 
     log.on_every_rank = True  # type: ignore[attr-defined]  # because saving is
@@ -141,10 +142,10 @@ def _or_go_on(again: str) -> Iterator[None]:
         ) from None
 
 
-def _is_best(journal: Journal, event: Event, path: Path) -> bool:
+def _is_best(run_log: RunLog, event: Event, path: Path) -> bool:
     if not path.is_file():
         return True
-    others = [e["validation"]["loss"] for e in journal.of("epoch") if e["epoch"] != event["epoch"] and e["validation"]]
+    others = [e["validation"]["loss"] for e in run_log.of("epoch") if e["epoch"] != event["epoch"] and e["validation"]]
     loss: float = event["validation"]["loss"]
     return loss <= min((x for x in others if x is not None), default=float("inf"))
 
@@ -173,5 +174,5 @@ def _written(files: Files, options: Options) -> dict[str, Path | None]:
     return {
         "trained model": files.output, "checkpoint": files.checkpoint,
         "checkpoint of the best epoch": files.best if options.keep_best else None,
-        "every update": files.metrics, "picture": files.plot, "TensorBoard": options.tensorboard,
+        "every update": files.metrics, "plot": files.plot, "TensorBoard": options.tensorboard,
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""The journal of a run: one JSON object per line, written as it goes, and read again when the run is resumed."""
+"""The log of a run: one JSON object per line, written as it goes, and read again when the run is resumed."""
 
 import json
 import math
@@ -12,11 +12,11 @@ from onnxgrad.train.checkpoint import replaced
 Event = dict[str, Any]
 
 
-class Journal:
-    """Events of a run, kept here and, unless `path` is None, written to a file, each at once.
+class RunLog:
+    """The events of a run, in memory and, unless `path` is None, in a file, to which each is written at once.
 
-    An event has a name, `event`: "start", "step", "epoch" or "end". `earlier` are those of a run that this one goes on
-    with: they come first.
+    An event has a name, `event`: "start", "step", "epoch" or "end". `earlier` are those of the run that this
+    one resumes: they come first.
     """
 
     def __init__(self, path: Path | None, earlier: Sequence[Event] = ()) -> None:
@@ -27,7 +27,7 @@ class Journal:
                 draft.write_text("".join(map(_line, self.events)), encoding="utf-8")
             self._file = path.open("a", encoding="utf-8", buffering=1)  # so that others can follow it
 
-    def __enter__(self) -> "Journal":
+    def __enter__(self) -> "RunLog":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -35,19 +35,19 @@ class Journal:
             self._file.close()
 
     def write(self, event: Mapping[str, Any]) -> None:
-        """One more."""
+        """Adds an event."""
         self.events.append(dict(event))
         if self._file is not None:
             self._file.write(_line(event))
 
     def of(self, name: str) -> list[Event]:
-        """The events of a name; of an epoch that was ended twice the later one."""
+        """The events of a name; of an epoch that ended twice the later one."""
         found = [e for e in self.events if e["event"] == name]
         return list({e["epoch"]: e for e in found}.values()) if name == "epoch" else found
 
 
-def read_journal(path: Path) -> list[Event]:
-    """The events in a file, of which the last line may be cut off; none if there is no such file."""
+def read_log(path: Path) -> list[Event]:
+    """The events in a file, of which the last line may be cut off; none if the file does not exist."""
     if not path.is_file():
         return []
     events: list[Event] = []
@@ -60,13 +60,13 @@ def read_journal(path: Path) -> list[Event]:
         except ValueError:
             if events and number == len(lines):
                 break
-            raise ValueError(f"{str(path)!r} is no journal of a run: line {number} is no event") from None
+            raise ValueError(f"{str(path)!r} is not the log of a run: line {number} is not an event") from None
         events.append(event)
     return events
 
 
 def up_to(events: Sequence[Event], step: int) -> list[Event]:
-    """What had happened after so many updates: the rest will happen again."""
+    """The events up to an update: the later ones will happen again."""
     return [e for e in events if e["event"] != "end" and e.get("step", 0) <= step]
 
 

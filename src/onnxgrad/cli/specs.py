@@ -1,43 +1,50 @@
-"""Losses, optimizers, schedules and metrics as text: `kind:output:name=value:…`, as the command line has them.
+"""Specs: losses, optimizers, schedules and metrics as text, `kind:output:name=value:…`, as the command line has them.
 
 cross-entropy:logits:target=labels:label-smoothing=0.1, adamw:betas=0.9,0.95, cosine:final=0.1, accuracy:logits:top=5
+
+Kinds and settings are the classes of onnxgrad.losses, optim, schedules and metrics and their fields.
 """
 
 import re
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from onnxgrad.cli.suggest import listed, suggestion
 from onnxgrad.train import losses, metrics, optim, schedules
 
-LOSSES: dict[str, type] = {
-    "mse": losses.MSE, "l1": losses.L1, "huber": losses.Huber, "cross-entropy": losses.CrossEntropy,
-    "bce-with-logits": losses.BCEWithLogits, "kl-div": losses.KLDiv,
-}  # fmt: skip
-OPTIMIZERS: dict[str, type] = {
-    "sgd": optim.SGD, "adam": optim.Adam, "adamw": optim.AdamW, "adagrad": optim.Adagrad, "rmsprop": optim.RMSprop,
-    "lamb": optim.Lamb,
-}  # fmt: skip
-SCHEDULES: dict[str, type] = {
-    "constant": schedules.Constant, "linear": schedules.Linear, "cosine": schedules.Cosine, "step": schedules.Step,
-    "one-cycle": schedules.OneCycle,
-}  # fmt: skip
-METRICS: dict[str, type] = {
-    "accuracy": metrics.Accuracy, "binary-accuracy": metrics.BinaryAccuracy, "mae": metrics.MAE, "mse": metrics.MSE,
-}  # fmt: skip
-
 # Where Python's name says something else on a command line: --loss mse:y:weight=0.5 is 0.5 * MSE("y").
 RENAMED = {"share": "weight", "weights": "class-weights"}
-NOT_WRITTEN = ("prediction", "groups")
+NOT_SETTINGS = ("prediction", "groups")
 SETTING = re.compile(r":([A-Za-z][\w-]*)=")
+WORDS = re.compile(r"(?<=[A-Za-z])(?=[A-Z][a-z])")  # where a word begins in BCEWithLogits
+
+
+def kinds(module: types.ModuleType, base: type, between_words: str = "-") -> dict[str, type]:
+    """The classes of a module that derive from `base`, by their names on the command line."""
+    found = [c for name, c in vars(module).items() if isinstance(c, type) and issubclass(c, base) and name[0] != "_"]
+    return {
+        WORDS.sub(between_words, kind.__name__).lower(): kind
+        for kind in found if kind is not base and not _needs_a_function(kind)
+    }  # fmt: skip
+
+
+def _needs_a_function(kind: type) -> bool:
+    return any(typing.get_origin(hint) is Callable for hint in typing.get_type_hints(kind).values())
+
+
+LOSSES = kinds(losses, losses.Loss)
+METRICS = kinds(metrics, metrics.Metric)
+OPTIMIZERS = kinds(optim, optim.Optimizer, "")
+SCHEDULES = kinds(schedules, schedules.Schedule)
+KINDS = {"--loss": LOSSES, "--metric": METRICS, "--optimizer": OPTIMIZERS, "--schedule": SCHEDULES}
 
 
 @dataclass(frozen=True)
-class Written:
-    """A text taken apart; `option` is where it came from, for messages."""
+class Spec:
+    """A text taken apart; `option` is where it came from, for messages, `subject` the output or pattern it names."""
 
     option: str
     text: str
@@ -45,52 +52,58 @@ class Written:
     subject: str | None
     settings: dict[str, str]
 
+    def __str__(self) -> str:
+        return f"{self.option} {self.text!r}"
 
-def read(option: str, text: str) -> Written:
-    """Takes a text apart. What comes before the first `:name=` is the kind and, after a colon, what it is about."""
-    head, *rest = SETTING.split(text)
+
+def parse(option: str, text: str) -> Spec:
+    """Takes a text apart: before the first `:name=` comes the kind and, after a colon, the subject."""
+    head, settings = _parse_settings(text)
     kind, colon, subject = head.partition(":")
-    names = [n.replace("_", "-") for n in rest[::2]]
-    return Written(option, text, kind, subject if colon else None, dict(zip(names, rest[1::2], strict=True)))
+    return Spec(option, text, kind, subject if colon else None, settings)
+
+
+def _parse_settings(text: str) -> tuple[str, dict[str, str]]:
+    head, *rest = SETTING.split(text)
+    return head, {name.replace("_", "-"): value for name, value in zip(rest[::2], rest[1::2], strict=True)}
 
 
 def settings_of(kind: type) -> dict[str, str]:
-    """The names of what can be set: as written, and as the class has them."""
-    found = [f.name for f in fields(kind) if f.name not in NOT_WRITTEN]
-    return {RENAMED.get(name, name).replace("_", "-"): name for name in found}
+    """The names of the settings on the command line, and as the class has them."""
+    names = [f.name for f in fields(kind) if f.name not in NOT_SETTINGS]
+    return {RENAMED.get(name, name).replace("_", "-"): name for name in names}
 
 
-def made(written: Written, kinds: Mapping[str, type], given: Mapping[str, Any] | None = None) -> Any:
-    """One of the kinds, with the settings written; `given` are more, under the names of the class."""
-    if written.kind not in kinds:
-        raise ValueError(
-            f"{written.option} {written.text!r}: there is no {written.kind!r}{suggestion(written.kind, kinds)}"
-        )
-    kind = kinds[written.kind]
-    values = dict(given or {}) | converted(written, kind)
-    needed = [n for n in settings_of(kind).values() if n not in values and _required(kind, n)]
-    if needed:
-        raise ValueError(f"{written.option} {written.text!r}: {written.kind} needs {needed[0]}")
+def build(spec: Spec, given: Mapping[str, Any] | None = None) -> Any:
+    """An object of the spec's kind; `given` are more settings, under the names of the class."""
+    kind = kind_of(spec)
+    values = {**(given or {}), **values_of(spec, kind)}
+    # A default is an attribute of the class.
+    missing = [n for n in settings_of(kind).values() if n not in values and not hasattr(kind, n)]
+    if missing:
+        raise ValueError(f"{spec}: {spec.kind} needs {missing[0]}")
     return kind(**values)
 
 
-def _required(kind: type, name: str) -> bool:
-    return not hasattr(kind, name)  # a default is an attribute of the class
+def kind_of(spec: Spec) -> type:
+    """The class of a spec."""
+    known = KINDS[spec.option]
+    if spec.kind not in known:
+        raise ValueError(f"{spec}: {spec.kind!r} does not exist{suggestion(spec.kind, known)}")
+    return known[spec.kind]
 
 
-def converted(written: Written, kind: type) -> dict[str, Any]:
+def values_of(spec: Spec, kind: type) -> dict[str, Any]:
     """The settings as values, under the names of the class."""
     known, hints = settings_of(kind), typing.get_type_hints(kind)
     values = {}
-    for name, text in written.settings.items():
+    for name, text in spec.settings.items():
         if name not in known:
-            raise ValueError(
-                f"{written.option} {written.text!r}: {written.kind} has no setting {name!r}{suggestion(name, known)}"
-            )
+            raise ValueError(f"{spec}: {spec.kind} has no setting {name!r}{suggestion(name, known)}")
         try:
             values[known[name]] = value_of(text, hints[known[name]])
         except ValueError as error:
-            raise ValueError(f"{written.option} {written.text!r}: {name} is {text!r}, expected {error}") from None
+            raise ValueError(f"{spec}: {name} is {text!r}, expected {error}") from None
     return values
 
 
@@ -114,7 +127,7 @@ def value_of(text: str, hint: Any) -> Any:
         return value_of(text, choices["," in text])
     count = len(choices) if typing.get_origin(hint) is tuple else None
     try:
-        numbers = tuple(float(part) for part in text.split(","))
+        numbers = tuple(float(number) for number in text.split(","))
     except ValueError:
         numbers = ()
     if not numbers or (count is not None and len(numbers) != count):
@@ -123,126 +136,107 @@ def value_of(text: str, hint: Any) -> Any:
 
 
 def loss(texts: Sequence[str], outputs: Sequence[str]) -> losses.Total | str:
-    """The sum of the losses written, of outputs of the model; the name of an output stands for itself."""
+    """The sum of the losses of outputs of the model; the name of an output stands for itself."""
     own = [t for t in texts if t in outputs]
     if own:
         if len(texts) > 1:
             raise ValueError(f"--loss {own[0]!r} is an output of the model, which stands alone: others cannot be added")
         return own[0]
-    parts: list[losses.Loss] = []
+    terms: list[losses.Loss] = []
     for text in texts:
-        written = read("--loss", text)
-        if written.kind not in LOSSES:
+        spec = parse("--loss", text)
+        if spec.kind not in LOSSES:
             raise ValueError(
-                f"--loss {text!r}: {written.kind!r} is neither a loss nor an output of the model"
-                f"{suggestion(written.kind, [*LOSSES, *outputs])}"
+                f"{spec}: {spec.kind!r} is neither a loss nor an output of the model"
+                f"{suggestion(spec.kind, [*LOSSES, *outputs])}"
             )
-        parts.append(made(written, LOSSES, {"prediction": _output(written, outputs)}))
-    return parts[0] if len(parts) == 1 else losses.Total(parts)
+        terms.append(build(spec, {"prediction": _output(spec, outputs)}))
+    return terms[0] if len(terms) == 1 else losses.Total(terms)
 
 
-def _output(written: Written, outputs: Sequence[str]) -> str:
-    """The output that is meant: the only one if none is named."""
-    if written.subject is None:
+def _output(spec: Spec, outputs: Sequence[str]) -> str:
+    """The output that a spec names; the only one if it names none."""
+    if spec.subject is None:
         if len(outputs) != 1:
-            raise ValueError(
-                f"{written.option} {written.text!r} names no output, as in {written.kind}:{outputs[0]}; the model has "
-                f"{listed(outputs)}"
-            )
+            raise ValueError(f"{spec} names no output, as in {spec.kind}:{outputs[0]}; the model has {listed(outputs)}")
         return outputs[0]
-    if written.subject not in outputs:
-        raise ValueError(
-            f"{written.option} {written.text!r}: {written.subject!r} is no output of the model"
-            f"{suggestion(written.subject, outputs)}"
-        )
-    return written.subject
+    if spec.subject not in outputs:
+        raise ValueError(f"{spec}: {spec.subject!r} is not an output of the model{suggestion(spec.subject, outputs)}")
+    return spec.subject
 
 
 def optimizer(text: str, given: Mapping[str, Any], groups: Sequence[str]) -> optim.Optimizer:
-    """`given` are options of their own (--lr), which count if both are there."""
-    written = _about_nothing(read("--optimizer", text))
-    plain: optim.Optimizer = made(written, OPTIMIZERS)
+    """An optimizer; `given` are the settings with options of their own (--lr), which override those of the text."""
+    spec = _without_subject(parse("--optimizer", text))
+    plain: optim.Optimizer = build(spec)
     kind, chosen = type(plain), {name: value for name, value in given.items() if value is not None}
     for name in chosen:
-        if name not in settings_of(kind).values():
-            having = [k for k, c in OPTIMIZERS.items() if name in settings_of(c).values()]
-            raise ValueError(f"--{name.replace('_', '-')} is of {' and '.join(having)}, {written.kind} has none")
+        _expect_setting(spec, kind, name)
     changed = {}
     for group in groups:
-        head, *rest = SETTING.split(group)
-        if not rest:
+        pattern, settings = _parse_settings(group)
+        if not settings:
             raise ValueError(
                 f"--group {group!r} sets nothing, expected a pattern of names as in '*.bias:weight-decay=0'"
             )
-        of_group = Written(
-            "--group",
-            group,
-            written.kind,
-            head,
-            {n.replace("_", "-"): v for n, v in zip(rest[::2], rest[1::2], strict=True)},
-        )
-        changed[head] = converted(of_group, kind)
+        changed[pattern] = values_of(Spec("--group", group, spec.kind, pattern, settings), kind)
     return replace(plain, **chosen, groups=changed)
 
 
 def schedule(text: str, warmup: float | None, updates: int) -> schedules.Schedule:
     """A schedule over so many updates; a `warmup` under 1 is a share of them."""
-    written = _about_nothing(read("--schedule", text))
-    kind = SCHEDULES.get(written.kind, schedules.Constant)  # one that is unknown is refused below
-    known = settings_of(kind).values()
-    given: dict[str, Any] = {}
-    if "steps" in known:
-        given["steps"] = updates
-    if "every" in known:
-        given["every"] = max(1, updates // 3)
+    spec = _without_subject(parse("--schedule", text))
+    kind = kind_of(spec)
+    whole_run = {"steps": updates, "every": max(1, updates // 3)}
+    given: dict[str, Any] = {name: n for name, n in whole_run.items() if name in settings_of(kind).values()}
     if warmup is not None:
-        if "warmup" not in known:
-            having = [k for k, c in SCHEDULES.items() if "warmup" in settings_of(c).values()]
-            raise ValueError(f"--warmup is of {', '.join(having)}: {written.kind} has none")
+        _expect_setting(spec, kind, "warmup")
         given["warmup"] = round(warmup * updates) if warmup < 1 else round(warmup)
-    result: schedules.Schedule = made(written, SCHEDULES, given)
-    for name in ("steps", "every"):
+    result: schedules.Schedule = build(spec, given)
+    for name in whole_run:
         if getattr(result, name, 1) < 1:
-            raise ValueError(f"--schedule {text!r}: {name} is {getattr(result, name)}, expected at least 1")
+            raise ValueError(f"{spec}: {name} is {getattr(result, name)}, expected at least 1")
     return result
 
 
-def _about_nothing(written: Written) -> Written:
-    if written.subject is not None:
-        raise ValueError(
-            f"{written.option} {written.text!r}: {written.subject!r} is no setting, expected name=value as in "
-            f"{written.kind}:name=value"
-        )
-    return written
+def _expect_setting(spec: Spec, kind: type, name: str) -> None:
+    """Raises if a kind lacks the setting that an option of its own is for."""
+    if name not in settings_of(kind).values():
+        having = [k for k, c in KINDS[spec.option].items() if name in settings_of(c).values()]
+        raise ValueError(f"--{name.replace('_', '-')} is for {', '.join(having)}: {spec.kind} has no such setting")
 
 
-def measures(
+def _without_subject(spec: Spec) -> Spec:
+    if spec.subject is not None:
+        raise ValueError(f"{spec}: {spec.subject!r} is not a setting, expected name=value as in {spec.kind}:name=value")
+    return spec
+
+
+def metrics_by_name(
     texts: Sequence[str], total: losses.Total | str, outputs: Sequence[str], inputs: Sequence[str]
 ) -> dict[str, metrics.Metric]:
-    """Metrics by the name they are shown with; output and target are those of the first loss if none are named."""
+    """Metrics by the name they are shown with; one that names no output is of the first loss's.
+
+    A metric has the settings that it has in common with the loss of its output, its target among them.
+    """
     found: dict[str, metrics.Metric] = {}
-    first = None if isinstance(total, str) else total.parts[0]
+    terms = () if isinstance(total, str) else total.parts
     for text in texts:
-        written = read("--metric", text)
-        name = written.settings.pop("name", None)
-        given: dict[str, Any] = {}
-        if written.subject is None and first is not None:
-            given["prediction"] = first.prediction
-        elif written.kind in METRICS:
-            given["prediction"] = _output(written, outputs)
-        alike = [p for p in (() if isinstance(total, str) else total.parts) if p.prediction == given.get("prediction")]
-        if alike:
-            given["target"] = alike[0].target
-        if alike and written.kind == "accuracy" and isinstance(alike[0], losses.CrossEntropy):
-            given |= {"axis": alike[0].axis, "ignore_index": alike[0].ignore_index}
-        metric = made(written, METRICS, given)
+        spec = parse("--metric", text)
+        kind = kind_of(spec)
+        name = spec.settings.pop("name", None)
+        prediction = terms[0].prediction if spec.subject is None and terms else _output(spec, outputs)
+        of_output = next((term for term in terms if term.prediction == prediction), None)
+        common = [n for n in settings_of(kind).values() if hasattr(of_output, n)]
+        given = {"prediction": prediction, **{n: getattr(of_output, n) for n in common}}
+        metric = build(spec, given)
         if metric.target not in inputs:
             raise ValueError(
-                f"--metric {text!r}: its target {metric.target!r} is none of the inputs of model and loss"
+                f"{spec}: its target {metric.target!r} is not an input of model or loss"
                 f"{suggestion(metric.target, inputs)}"
             )
-        name = name or (written.kind if written.kind not in found else text)
+        name = name or (spec.kind if spec.kind not in found else text)
         if name in found or name == "loss":
-            raise ValueError(f"--metric {text!r}: {name!r} is shown already, give it another one with name=")
+            raise ValueError(f"{spec}: {name!r} is shown already, give it another one with name=")
         found[name] = metric
     return found

@@ -1,8 +1,11 @@
 """onnxgrad train: its options; run.py does what they say."""
 
-from collections.abc import Callable
+import types
+import typing
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import click
 
@@ -10,74 +13,104 @@ from onnxgrad.cli.config import use_config
 from onnxgrad.cli.group import command
 
 FILE = click.Path(path_type=Path)
-ABOVE_0 = click.FloatRange(0, min_open=True)
+AT_LEAST_0, AT_LEAST_1 = click.IntRange(0), click.IntRange(1)
+POSITIVE, NOT_NEGATIVE = click.FloatRange(0, min_open=True), click.FloatRange(0)
 
 
-def option(*names: str, **how: Any) -> Any:
-    """An option whose help says what it is by default."""
-    if "metavar" not in how and isinstance(how.get("type"), (click.IntRange, click.FloatRange)):
-        how["metavar"] = "NUMBER"
-    return click.option(*names, show_default="default" in how, **how)
+class KindsOption(click.Option):
+    """An option whose help names the kinds there are: specs.py reads them from the classes when help is shown."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        from onnxgrad.cli.specs import KINDS
+
+        *first, last = KINDS[self.opts[0]]
+        self.help = str(self.help).replace("KINDS", f"{', '.join(first)} or {last}")
+        return super().get_help_record(ctx)
 
 
-OPTIONS = [
-    click.argument("model", type=FILE),
-    option("--config", type=FILE, is_eager=True, callback=use_config, metavar="FILE.toml",
-           help="Settings from a file, under these names; the command line wins."),
-    option("-o", "--output", required=True, type=FILE, metavar="FILE.onnx", help="The trained model."),
-    option("--data", required=True, type=FILE, metavar="FILE",
-           help="Examples, .npz or .parquet, with a column for every input of the model and every target."),
-    option("--val", metavar="FILE|SHARE",
-           help="Examples to validate with after each epoch, or the share of --data to hold out for it (0.1)."),
-    option("--loss", multiple=True, required=True, metavar="KIND:OUTPUT",
-           help="mse, l1, huber, cross-entropy, bce-with-logits or kl-div of an output, with settings: "
-           "'mse:y:target=z:weight=0.5'. Or an output that is the loss. Repeatable: they are added."),
-    option("--metric", multiple=True, metavar="KIND[:OUTPUT]",
-           help="accuracy, binary-accuracy, mae or mse, measured on --val: 'accuracy:logits:top=5'. Repeatable."),
-    option("--epochs", default=1, type=click.IntRange(1), help="How often to go through the examples."),
-    option("--batch-size", default=32, type=click.IntRange(1), help="Examples in a batch."),
-    option("--drop-last", is_flag=True, help="Leave out a last batch that is smaller than the others."),
-    option("--no-shuffle", is_flag=True, help="Take the examples in their order."),
-    option("--optimizer", default="adamw", metavar="KIND",
-           help="sgd, adam, adamw, adagrad, rmsprop or lamb, with settings: 'adamw:betas=0.9,0.95'."),
-    option("--lr", type=click.FloatRange(0), help="Learning rate; by default the optimizer's."),
-    option("--weight-decay", type=click.FloatRange(0), help="By default the optimizer's."),
-    option("--momentum", type=click.FloatRange(0), help="Of sgd and rmsprop."),
-    option("--group", multiple=True, metavar="PATTERN:NAME=VALUE",
-           help="Other settings for parameters of some names: '*.bias:weight-decay=0'. Repeatable."),
-    option("--schedule", default="constant", metavar="KIND",
-           help="Of the learning rate: constant, linear, cosine, step or one-cycle, with settings: 'step:every=500'."),
-    option("--warmup", type=click.FloatRange(0), metavar="UPDATES|SHARE",
-           help="How long the learning rate grows to what it is; under 1 a share of all updates."),
-    option("--trainable", multiple=True, metavar="PATTERN", help="Parameters to train; by default all. Repeatable."),
-    option("--freeze", multiple=True, metavar="PATTERN", help="Parameters to leave as they are. Repeatable."),
-    option("--clip-norm", type=ABOVE_0, help="Bound of the gradient's length, over all parameters."),
-    option("--clip-value", type=ABOVE_0, help="Bound of every number in the gradient."),
-    option("--accumulate", default=1, type=click.IntRange(1), help="Batches averaged for one update."),
-    option("--seed", default=0, type=click.IntRange(0), help="Of the examples' order, of --val and of Dropout."),
-    option("--device", default="cpu", type=click.Choice(["cpu", "cuda"]), help="Where to compute."),
-    option("--shard-optimizer", is_flag=True,
-           help="Under mpiexec: share the optimizer's state among the processes instead of keeping all of it in each."),
-    option("--checkpoint", type=FILE, metavar="FILE", help="What to resume from; by default beside the output."),
-    option("--save-every", type=click.IntRange(1), metavar="UPDATES",
-           help="Write the checkpoint within epochs, too, not only after them."),
-    option("--keep-best", is_flag=True, help="Write the model of the epoch with the least loss on --val."),
-    option("--resume", type=FILE, metavar="FILE", help="Go on from a checkpoint, with the same settings."),
-    option("--overwrite", is_flag=True, help="Start anew although there is a checkpoint to resume."),
-    option("--metrics", metavar="FILE.jsonl",
-           help="A line of JSON for every update; by default beside the output; 'none' for none."),
-    option("--plot", metavar="FILE.svg",
-           help="Picture of the losses, .svg or .png; by default beside the output; 'none' for none."),
-    option("--tensorboard", type=FILE, metavar="FOLDER", help="Where to write event files for TensorBoard."),
-    option("--quiet", is_flag=True, help="Print nothing but errors."),
-]  # fmt: skip
+def option(help: str, metavar: str = "NUMBER", *names: str, **settings: Any) -> dict[str, Any]:
+    """What a field of Options is on the command line: its help, and what else click.option takes."""
+    return {"help": help, "metavar": metavar, "names": names, **settings}
+
+
+# fmt: off
+@dataclass(frozen=True)
+class Options:
+    """The argument and the options of the command line; a field is all that a new option needs."""
+
+    model: Path
+    config: Annotated[Path | None, option(
+        "Settings from a file, under these names; the command line wins.", "FILE.toml",
+        is_eager=True, callback=use_config)]
+    output: Annotated[Path, option("The trained model.", "FILE.onnx", "-o", required=True)]
+    data: Annotated[Path, option(
+        "Examples, .npz or .parquet, with a column for every input of the model and every target.", "FILE",
+        required=True)]
+    val: Annotated[str | None, option(
+        "Examples to validate with after each epoch, or the share of --data to hold out for it (0.1).", "FILE|SHARE")]
+    loss: Annotated[Sequence[str], option(
+        "KINDS of an output, with settings: 'mse:y:target=z:weight=0.5'. Or an output that is the loss. Repeatable: "
+        "they are added.", "KIND:OUTPUT", cls=KindsOption, required=True)]
+    metric: Annotated[Sequence[str], option(
+        "KINDS, measured on --val: 'accuracy:logits:top=5'. Repeatable.", "KIND[:OUTPUT]", cls=KindsOption)]
+    epochs: Annotated[int, option("How often to go through the examples.", type=AT_LEAST_1, default=1)]
+    batch_size: Annotated[int, option("Examples in a batch.", type=AT_LEAST_1, default=32)]
+    drop_last: Annotated[bool, option("Leave out a last batch that is smaller than the others.")]
+    no_shuffle: Annotated[bool, option("Take the examples in their order.")]
+    optimizer: Annotated[str, option(
+        "KINDS, with settings: 'adamw:betas=0.9,0.95'.", "KIND", cls=KindsOption, default="adamw")]
+    lr: Annotated[float | None, option("Learning rate; by default the optimizer's.", type=NOT_NEGATIVE)]
+    weight_decay: Annotated[float | None, option("By default the optimizer's.", type=NOT_NEGATIVE)]
+    momentum: Annotated[float | None, option("Of the optimizers that have it.", type=NOT_NEGATIVE)]
+    group: Annotated[Sequence[str], option(
+        "Other settings for parameters of some names: '*.bias:weight-decay=0'. Repeatable.", "PATTERN:NAME=VALUE")]
+    schedule: Annotated[str, option(
+        "Of the learning rate: KINDS, with settings: 'step:every=500'.", "KIND", cls=KindsOption, default="constant")]
+    warmup: Annotated[float | None, option(
+        "How long the learning rate grows to its full value; under 1 a share of all updates.", "UPDATES|SHARE",
+        type=NOT_NEGATIVE)]
+    trainable: Annotated[Sequence[str], option("Parameters to train; by default all. Repeatable.", "PATTERN")]
+    freeze: Annotated[Sequence[str], option("Parameters to leave as they are. Repeatable.", "PATTERN")]
+    clip_norm: Annotated[float | None, option("Bound of the gradient's norm, over all parameters.", type=POSITIVE)]
+    clip_value: Annotated[float | None, option("Bound of every number in the gradient.", type=POSITIVE)]
+    accumulate: Annotated[int, option("Batches averaged for one update.", type=AT_LEAST_1, default=1)]
+    seed: Annotated[int, option("Of the examples' order, of --val and of Dropout.", type=AT_LEAST_0, default=0)]
+    device: Annotated[str, option("Where to compute.", "[cpu|cuda]", type=click.Choice(["cpu", "cuda"]), default="cpu")]
+    shard_optimizer: Annotated[bool, option(
+        "Under mpiexec: each process keeps a shard of the optimizer's state instead of all of it.")]
+    checkpoint: Annotated[Path | None, option("File to resume from; by default beside the output.", "FILE")]
+    save_every: Annotated[int | None, option(
+        "Write the checkpoint within epochs, too, not only after them.", "UPDATES", type=AT_LEAST_1)]
+    keep_best: Annotated[bool, option("Write the model of the epoch with the least loss on --val.")]
+    resume: Annotated[Path | None, option("Go on from a checkpoint, with the same settings.", "FILE")]
+    overwrite: Annotated[bool, option("Start anew although there is a checkpoint to resume.")]
+    metrics: Annotated[str | None, option(
+        "A line of JSON for every update; by default beside the output; 'none' for none.", "FILE.jsonl")]
+    plot: Annotated[str | None, option(
+        "Plot of the losses, .svg or .png; by default beside the output; 'none' for none.", "FILE.svg")]
+    tensorboard: Annotated[Path | None, option("Where to write event files for TensorBoard.", "FOLDER")]
+    quiet: Annotated[bool, option("Print nothing but errors.")]
+# fmt: on
 
 
 def with_options(function: Callable[..., None]) -> Callable[..., None]:
-    """In the order of the list, in the help as well."""
-    for add in reversed(OPTIONS):
-        function = add(function)
+    """Adds all options, in the order of the fields."""
+    for name, hint in reversed(typing.get_type_hints(Options, include_extras=True).items()):
+        function = _decorator(name, hint)(function)
     return function
+
+
+def _decorator(name: str, hint: Any) -> Callable[..., Any]:
+    """The click.option of a field, or the click.argument of one that is not described."""
+    if hint is Path:
+        return click.argument(name, type=FILE)
+    hint, settings = typing.get_args(hint)
+    kind, *_ = typing.get_args(hint) if isinstance(hint, types.UnionType) else [hint]
+    if kind is Path:
+        settings["type"] = FILE
+    settings |= {"is_flag": True} if kind is bool else {"show_default": "default" in settings}
+    settings |= {"multiple": True} if typing.get_origin(kind) is Sequence else {}
+    return click.option(*settings.pop("names"), f"--{name.replace('_', '-')}", **settings)
 
 
 @command
@@ -85,9 +118,9 @@ def with_options(function: Callable[..., None]) -> Callable[..., None]:
 def train(**options: Any) -> None:
     """Train MODEL on the examples of a file and write it with the trained weights.
 
-    Everything is looked at before training starts. The state is saved after every epoch. Ctrl-C saves it as well and
+    Everything is checked before training starts. The state is saved after every epoch. Ctrl-C saves it as well and
     says how to go on: a resumed run gives the same numbers as one that was never stopped. Started by mpiexec, all
-    processes train together, each on its part of every batch.
+    processes train together, each on its slice of every batch.
 
     \b
     onnxgrad train model.onnx --data train.npz --loss cross-entropy:logits --epochs 3 --lr 1e-3 -o trained.onnx
@@ -95,8 +128,6 @@ def train(**options: Any) -> None:
     onnxgrad train model.onnx --data more.npz --loss mse:y --freeze 'encoder.*' --schedule cosine -o tuned.onnx
     mpiexec -n 4 onnxgrad train model.onnx --data train.npz --loss mse:y -o trained.onnx
     """
-    from onnxgrad.cli.preparation import Options
     from onnxgrad.cli.run import run
 
-    del options["config"]
     run(Options(**options), click.get_current_context())

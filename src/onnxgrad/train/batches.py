@@ -2,6 +2,7 @@
 
 import itertools
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -123,11 +124,7 @@ class Batches:
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise ValueError(f"Batches: size is {size!r}, expected a number of examples")
         self.arrays, self.size, self.shuffle, self.seed, self.drop_last = _arrays(data), size, shuffle, seed, drop_last
-        lengths = {name: len(a) for name, a in self.arrays.items()}
-        if len(set(lengths.values())) != 1:
-            told = ", ".join(f"{name}: {n}" for name, n in lengths.items())
-            raise ValueError(f"Batches: the arrays have different numbers of examples ({told})")
-        self.examples = next(iter(lengths.values()))
+        self.examples = _examples(self.arrays, "Batches")
         self.epoch = 0  # how often it was gone through
 
     def __len__(self) -> int:
@@ -178,68 +175,80 @@ class Batches:
 
 def _arrays(data: Any) -> dict[str, Array]:
     if isinstance(data, (str, Path)):
-        return _read(Path(data))
+        return read_arrays(Path(data))
     if isinstance(data, Mapping):
         if not data:
             raise ValueError("Batches: data is empty, expected arrays by input name")
         return {str(name): np.asarray(a) for name, a in data.items()}
     if hasattr(data, "with_format") and hasattr(data, "column_names"):  # a Hugging Face dataset
         whole = data.with_format("numpy")[:]
-        return {name: _column(name, whole[name]) for name in data.column_names}
+        return {name: _column(name, whole[name], "Batches") for name in data.column_names}
     raise TypeError(
         f"Batches: data is a {type(data).__name__}, expected a dict of arrays, a path or a datasets.Dataset"
     )
 
 
-def _read(path: Path) -> dict[str, Array]:
+def read_arrays(path: Path, subject: str = "Batches") -> dict[str, Array]:
+    """The arrays of a file by name; `subject` is what errors are about."""
     if not path.is_file():
-        raise FileNotFoundError(f"Batches: {str(path)!r} is no file, expected an .npz or .parquet file")
-    if path.suffix not in READERS:
-        raise ValueError(f"Batches: {str(path)!r} ends in {path.suffix!r}, expected .npz or .parquet")
+        raise FileNotFoundError(f"{subject}: {str(path)!r} does not exist, expected an .npz or .parquet file")
+    if path.suffix not in (".npz", ".parquet"):
+        raise ValueError(f"{subject}: {str(path)!r} ends in {path.suffix!r}, expected .npz or .parquet")
     try:
-        return READERS[path.suffix](path)
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:  # as NumPy and pyarrow put it
-        if str(error).startswith("Batches: "):
-            raise
-        told = (str(error) or type(error).__name__).splitlines()[0]
-        raise ValueError(f"Batches: {str(path)!r} is no {path.suffix} file ({told})") from None
+        columns, dtypes = _read_npz(path) if path.suffix == ".npz" else _read_parquet(path, subject)
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:  # of NumPy and pyarrow
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ValueError(f"{subject}: {str(path)!r} cannot be read as {path.suffix} ({reason})") from None
+    arrays = {name: _column(name, values, subject).astype(dtypes[name], copy=False) for name, values in columns.items()}
+    _examples(arrays, subject)
+    return arrays
 
 
-def _read_npz(path: Path) -> dict[str, Array]:
+def _read_npz(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     with path.open("rb") as file:
         archive = np.load(file, allow_pickle=False)
         if not isinstance(archive, np.lib.npyio.NpzFile):
             raise ValueError("it holds a single array, without a name")
-        return {name: archive[name] for name in archive.files}
+        columns = {name: archive[name] for name in archive.files}
+    return columns, {name: array.dtype for name, array in columns.items()}
 
 
-def _read_parquet(path: Path) -> dict[str, Array]:
+def _read_parquet(path: Path, subject: str) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
         from pyarrow import parquet
     except ImportError:
-        raise ImportError("Batches: reading .parquet needs pyarrow: pip install pyarrow") from None
+        raise ImportError(f"{subject}: reading .parquet needs pyarrow: pip install pyarrow") from None
     table = parquet.read_table(path)
-    found = {}
+    columns, dtypes = {}, {}
     for name in table.column_names:
         column = table.column(name)
         kind = column.type
         while hasattr(kind, "value_type"):  # lists, of lists
             kind = kind.value_type
-        found[name] = _column(name, column.to_pylist()).astype(kind.to_pandas_dtype(), copy=False)
-    return found
+        columns[name], dtypes[name] = column.to_pylist(), kind.to_pandas_dtype()
+    return columns, dtypes
 
 
-READERS = {".npz": _read_npz, ".parquet": _read_parquet}
+def _examples(arrays: Mapping[str, Array], subject: str) -> int:
+    """How many there are, the same number in all arrays."""
+    single = next((name for name, a in arrays.items() if a.ndim == 0), None)
+    if single is not None:
+        raise ValueError(f"{subject}: {single!r} is a single value, expected examples along the first dimension")
+    lengths = {name: len(a) for name, a in arrays.items()}
+    if len(set(lengths.values())) != 1:
+        numbers = ", ".join(f"{name}: {n}" for name, n in lengths.items())
+        raise ValueError(f"{subject}: the arrays have different numbers of examples ({numbers})")
+    return next(iter(lengths.values()))
 
 
-def _column(name: str, values: Any) -> Array:
+def _column(name: str, values: Any, subject: str) -> Array:
     try:
         array = np.asarray(values)
     except ValueError:  # NumPy's word for lists of different lengths
         array = np.empty(0, object)
     if array.dtype == object:
         raise ValueError(
-            f"Batches: the column {name!r} holds lists of different lengths, or nothing in places, expected the same "
+            f"{subject}: the column {name!r} holds lists of different lengths, or has gaps, expected the same "
             "for every example"
         )
     return array

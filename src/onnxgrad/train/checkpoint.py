@@ -31,7 +31,7 @@ def replaced(path: Path) -> Iterator[Path]:
 def write_checkpoint(path: Path, arrays: Mapping[str, Array], facts: Mapping[str, Any]) -> None:
     """Writes arrays and a few facts."""
     if not path.parent.is_dir():
-        raise FileNotFoundError(f"{str(path.parent)!r} is no folder, so no checkpoint can be written there")
+        raise FileNotFoundError(f"{str(path.parent)!r} does not exist, so no checkpoint can be written there")
     with replaced(path) as draft:
         try:
             save_file(dict(arrays), draft, metadata={"kind": KIND, "facts": json.dumps(facts)})
@@ -42,15 +42,15 @@ def write_checkpoint(path: Path, arrays: Mapping[str, Array], facts: Mapping[str
 def read_checkpoint(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
     """What write_checkpoint wrote."""
     if not path.is_file():
-        raise FileNotFoundError(f"{str(path)!r} is no file, expected a checkpoint of a trainer")
+        raise FileNotFoundError(f"{str(path)!r} does not exist, expected a checkpoint of a trainer")
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no dict
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is not a dict
     except SafetensorError as error:
-        raise ValueError(f"{str(path)!r} is no checkpoint: {error}") from None
+        raise ValueError(f"{str(path)!r} is not a checkpoint: {error}") from None
     if metadata.get("kind") != KIND:
-        raise ValueError(f"{str(path)!r} is no checkpoint of a trainer")
+        raise ValueError(f"{str(path)!r} is not a checkpoint of a trainer")
     return arrays, json.loads(metadata["facts"])
 
 
@@ -58,7 +58,7 @@ def check_arrays(targets: Mapping[str, Any], arrays: Mapping[str, Array], source
     """Raises one sentence unless the arrays of a file fit those of a trainer, of whatever library."""
     for name in sorted(targets.keys() ^ arrays.keys()):
         has = "lacks" if name in targets else "has"
-        raise ValueError(f"{source!r} {has} {name!r}: it is of another model, or of other trainable parameters")
+        raise ValueError(f"{source!r} {has} {name!r}: it belongs to another model, or to other trainable parameters")
     for name, target in targets.items():
         given, wanted = (f"{a.dtype}{list(a.shape)}".removeprefix("torch.") for a in (arrays[name], target))
         if given != wanted:

@@ -72,7 +72,7 @@ class FitOptions:
         """Raises one sentence if no checkpoint can be written where it belongs."""
         if self.checkpoint is not None and not self.checkpoint.parent.is_dir():
             raise FileNotFoundError(
-                f"fit: {str(self.checkpoint.parent)!r} is no folder, so no checkpoint can be written there"
+                f"fit: {str(self.checkpoint.parent)!r} does not exist, so no checkpoint can be written there"
             )
 
 

@@ -142,9 +142,9 @@ REFUSED = {
         "those before the step; the state before it is in '{folder}/nan.safetensors'",
     "no_batches": "ValueError: fit: there are no batches; an iterator is used up after one epoch",
     "no_folder":
-        "FileNotFoundError: fit: '/no/folder' is no folder, so no checkpoint can be written there",
+        "FileNotFoundError: fit: '/no/folder' does not exist, so no checkpoint can be written there",
     "nothing_to_restore":
-        "FileNotFoundError: '/no/folder/run.safetensors' is no file, expected a checkpoint of a trainer",
+        "FileNotFoundError: '/no/folder/run.safetensors' does not exist, expected a checkpoint of a trainer",
     "a_metric_that_raises": "RankError: rank 1: ZeroDivisionError: nothing to divide by",
     "a_fixed_batch":
         "ValueError: the model takes batches of a fixed size, so that 2 ranks cannot split one: give the first "
