@@ -22,13 +22,21 @@ from bench.quiet import NOTICEABLE, Neighbours
 from bench.results import BUSY, Row, new_row
 
 NETWORK = "mlp"
-PAUSES = (0, 10, 100, 1000)  # ms
+PAUSES = (  # what the process does between steps, and for how many ms
+    ("asleep", 0), ("asleep", 10), ("asleep", 100), ("asleep", 1000), ("busy", 100), ("other data", 0)
+)  # fmt: skip
 FIRST, WARM = 3, 20  # steps looked at after a pause, and on end before it
 STEADY = "on end"
 
 
+def _words(pause: str, milliseconds: int) -> str:
+    if pause == "other data":
+        return "after 128 MB of other data"
+    return f"{pause} for {milliseconds} ms" if milliseconds else "no pause"
+
+
 def measured(times: int) -> list[Row]:
-    """Rows of each pause and place after it, over so many pauses."""
+    """Rows of each pause and each step after it, over so many pauses."""
     from bench.training_cases import CASES
 
     case = next(c for c in CASES if c.name == NETWORK)
@@ -40,12 +48,12 @@ def measured(times: int) -> list[Row]:
         for side, process in processes.items():
             process.prepare_training(side, Path(folder), case.name, onnxgrad.get_num_threads(), WARM)
         for _ in range(times):
-            for pause in PAUSES:
+            for pause, ms in PAUSES:
                 for side, process in processes.items():
-                    steady, after = process.ask("run_twice", calls=WARM, pause=pause / 1e3, then=FIRST)
+                    steady, after = process.ask("run_around", calls=WARM, pause=pause, seconds=ms / 1e3, then=FIRST)
                     seconds.setdefault((STEADY, side), []).extend(steady[WARM // 2 :])
                     for place, found in enumerate(after, 1):
-                        seconds.setdefault((f"{pause} ms, step {place}", side), []).append(found)
+                        seconds.setdefault((f"{_words(pause, ms)}, step {place}", side), []).append(found)
     for process in processes.values():
         process.close()
     rows = []
@@ -59,20 +67,31 @@ def measured(times: int) -> list[Row]:
 
 
 def _lines(rows: Sequence[Row]) -> report.Lines:
+    """A line for each pause: the medians of the steps after it, and how many times a step on end they take."""
     found = {(row.case, row.side): row for row in rows}
     lines = []
-    for place in dict.fromkeys(row.case for row in rows):
-        cells = [place if place == STEADY else f"after {place}"]
+    for pause, ms in PAUSES:
+        cells = [_words(pause, ms)]
         for side in (OURS, TORCH):
-            many = report.ratio(found[place, side], found[STEADY, side])
-            told = report.median(found[place, side])
-            cells.append(told if place == STEADY or many is None else f"{told}, {report.times(many)}")
+            for place in range(1, FIRST + 1):
+                row = found[f"{_words(pause, ms)}, step {place}", side]
+                many = report.ratio(row, found[STEADY, side])
+                assert row.median_ms is not None and many is not None
+                cells.append(f"{report.milliseconds(row.median_ms)} ({report.times(many)})")
         lines.append(cells)
     return lines
 
 
 def _columns() -> list[str]:
-    return ["training step of the MLP", f"{OURS} ms", f"{TORCH} ms"]
+    return ["", *(f"{side}, step {place}" for side in (OURS, TORCH) for place in range(1, FIRST + 1))]
+
+
+def _legend(rows: Sequence[Row]) -> str:
+    steady = {row.side: report.median(row) for row in rows if row.case == STEADY}
+    return (
+        "Medians in milliseconds, and how many times a step on end they take, which takes "
+        f"{steady[OURS]} ms with {OURS} and {steady[TORCH]} ms with {TORCH}."
+    )
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -80,7 +99,8 @@ def table(rows: Sequence[Row]) -> str:
     parts = []
     for processor, found in report.by_processor(rows).items():
         parts += [f"### Pauses on {processor}", report.markdown_table(_columns(), _lines(found))]
-        parts.append("  \n".join([*report.busy(found), report.origin(found, "python -m bench.pauses")]))
+        notes = [_legend(found), *report.busy(found), report.origin(found, "python -m bench.pauses")]
+        parts.append("  \n".join(notes))
     return "\n\n".join(parts) or "Not measured yet: `python -m bench.pauses` does."
 
 

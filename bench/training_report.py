@@ -25,7 +25,7 @@ from bench.results import Row
 
 PEERS = (ORT_TRAINING, TORCH)
 # Runs of each side, and the steps of one: the second number where a step takes more than 100 ms.
-RUNS, LONG_RUN, SHORT_RUN = 5, 100, 20
+RUNS, LONG_RUN, SHORT_RUN = 5, 100, 30
 STEP = (
     "Forward, backward and AdamW, milliseconds a step: the median, and from which to which time eight steps of ten "
     "take; then how many times onnxgrad's median. Below it the best step."

@@ -33,7 +33,11 @@ class Versions:
 
     def __init__(self, folders: dict[str, Path], effort: Effort | None) -> None:
         self._processes = {name: Process(folder=folder) for name, folder in folders.items()}
-        self._effort, self.lines = effort, []  # type: ignore[var-annotated]
+        self._effort = effort
+        self.lines: report.Lines = []
+        for name, folder in folders.items():
+            if (found := self._processes[name].ask("imported_from")) != folder:
+                raise SystemExit(f"the process of {folder} imported onnxgrad from {found}")
 
     def compare(self, work: str, prepare: Callable[[Process], object], effort: Effort) -> None:
         """Times what `prepare` gets ready in each process."""

@@ -25,8 +25,8 @@ def test_a_timing_has_the_median_and_where_eight_of_ten_are():
 
 
 def test_a_run_has_the_calls_asked_for_and_the_seconds():
-    effort = measure.Effort(5, 3.0, calls=100, slow_calls=20)
-    assert [effort.calls_of_run(seconds) for seconds in (0.003, 0.09, 0.3)] == [1000, 100, 20]
+    effort = measure.Effort(5, 3.0, calls=100, slow_calls=30)
+    assert [effort.calls_of_run(seconds) for seconds in (0.003, 0.09, 0.3)] == [1000, 100, 30]
 
 
 def test_a_run_replaces_rows_of_its_own_processor_which_then_comes_first_on_pages(tmp_path):

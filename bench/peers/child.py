@@ -5,6 +5,7 @@ import pickle
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,8 @@ ELEMENT_TYPES = {
     "int32": TensorProto.INT32,
     "int64": TensorProto.INT64,
 }
+
+OTHER_DATA = 1 << 27  # bytes, more than caches hold
 
 
 class OneNode:
@@ -77,9 +80,16 @@ class Server:
 
     def __init__(self) -> None:
         self._call: Callable[[], Any] | None = None
+        self._other_data = np.zeros(OTHER_DATA, np.uint8)
 
     def version(self) -> str:
         return str(onnxruntime.__version__)
+
+    def imported_from(self) -> Path:
+        """The folder of the package onnxgrad."""
+        import onnxgrad
+
+        return Path(onnxgrad.__file__).resolve().parents[1]
 
     def prepare_node(self, **node: Any) -> list[Any]:
         """What a model of one node computes."""
@@ -111,12 +121,17 @@ class Server:
         wait_until_idle()
         return seconds
 
-    def run_twice(self, calls: int, pause: float, then: int) -> tuple[list[float], list[float]]:
-        """Seconds of so many calls on end, and of some more after a pause."""
+    def run_around(self, calls: int, pause: str, seconds: float, then: int) -> tuple[list[float], list[float]]:
+        """Seconds of so many calls on end, and of some more after a pause of one of three kinds."""
         assert self._call is not None
         before = timed(self._call, calls)
-        if pause:
-            time.sleep(pause)
+        until = time.perf_counter() + seconds
+        if pause == "asleep" and seconds:
+            time.sleep(seconds)
+        while pause == "busy" and time.perf_counter() < until:
+            pass
+        if pause == "other data":
+            self._other_data += 1
         after = timed(self._call, then)
         wait_until_idle()
         return before, after
