@@ -2,17 +2,22 @@
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from onnxgrad.cpu.core.convert import narrow
 from onnxgrad.cpu.core.matmul.microkernel import gemm_address
 from onnxgrad.cpu.core.memory import workspace
-from onnxgrad.cpu.core.recurrent.arguments import codes_of, input_of, lengths_of, rows_per_block, working_copy
+from onnxgrad.cpu.core.recurrent.arguments import (
+    backwards_of,
+    codes_of,
+    input_of,
+    lengths_of,
+    rows_per_block,
+    working_copy,
+)
 from onnxgrad.cpu.core.recurrent.lstm_backward import lstm_backward
 from onnxgrad.cpu.core.recurrent.lstm_forward import lstm_forward
 from onnxgrad.cpu.core.threads import get_num_threads, launch
-from onnxgrad.ops.families.recurrent import DIRECTIONS
-from onnxgrad.ops.lstm import chosen_activations
+from onnxgrad.ops.families.recurrent import settings
+from onnxgrad.ops.lstm import DEFAULTS
 from onnxgrad.tensor_types import Array, accumulator
 
 
@@ -38,6 +43,7 @@ def lstm_training(
     activation_beta: Sequence[float] | None,
     clip: float | None,
 ) -> None:
+    given = settings(DEFAULTS, direction, activations, activation_alpha, activation_beta, clip)
     outputs = (HAll, HFinal, CFinal, CAll, IOFC)
     results = [working_copy(a, X.dtype) for a in outputs]
     launch(
@@ -46,10 +52,10 @@ def lstm_training(
         lengths_of(X, SL),
         *(input_of(a, X.dtype) for a in (Ht0, Ct0, P)),
         *results,
-        *_codes(direction, activations, activation_alpha, activation_beta),
+        *codes_of(given),
         input_forget,
-        clip or 0.0,
-        np.array(DIRECTIONS[direction]),
+        given.clip or 0.0,
+        backwards_of(given),
         (*X.shape, R.shape[2], R.shape[0]),
         rows_per_block(X.shape[1]),
         gemm_address(accumulator(X.dtype)),
@@ -89,6 +95,7 @@ def lstm_grad(
     activation_beta: Sequence[float] | None,
     clip: float | None,
 ) -> None:
+    given = settings(DEFAULTS, direction, activations, activation_alpha, activation_beta, clip)
     outputs = (dX, dW, dR, dB, dH0, dC0, dP)
     results = [working_copy(a, X.dtype) for a in outputs]
     steps, rows, inputs = X.shape
@@ -100,10 +107,10 @@ def lstm_grad(
         *results,
         workspace((steps * rows * 4 * R.shape[2],), accumulator(X.dtype)),
         tuple(a is not None for a in outputs),
-        *_codes(direction, activations, activation_alpha, activation_beta),
+        *codes_of(given),
         input_forget,
-        clip or 0.0,
-        np.array(DIRECTIONS[direction]),
+        given.clip or 0.0,
+        backwards_of(given),
         (steps, rows, inputs, R.shape[2], R.shape[0]),
         rows_per_block(rows),
         get_num_threads(),
@@ -113,11 +120,3 @@ def lstm_grad(
     for array, result in zip(outputs, results, strict=True):
         if array is not None:
             narrow(result, array)
-
-
-def _codes(
-    direction: str, names: Sequence[str] | None, alphas: Sequence[float] | None, betas: Sequence[float] | None
-) -> tuple[Array, Array]:
-    """Of f, g and h, for each direction in turn."""
-    given = {"direction": direction, "activations": names, "activation_alpha": alphas, "activation_beta": betas}
-    return codes_of(chosen_activations(given))

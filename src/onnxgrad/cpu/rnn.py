@@ -2,16 +2,21 @@
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from onnxgrad.cpu.core.convert import narrow
 from onnxgrad.cpu.core.matmul.microkernel import gemm_address
 from onnxgrad.cpu.core.memory import workspace
-from onnxgrad.cpu.core.recurrent.arguments import codes_of, input_of, lengths_of, rows_per_block, working_copy
+from onnxgrad.cpu.core.recurrent.arguments import (
+    backwards_of,
+    codes_of,
+    input_of,
+    lengths_of,
+    rows_per_block,
+    working_copy,
+)
 from onnxgrad.cpu.core.recurrent.rnn_backward import rnn_backward
 from onnxgrad.cpu.core.threads import get_num_threads, launch
-from onnxgrad.ops.families.recurrent import DIRECTIONS
-from onnxgrad.ops.rnn import chosen_activations
+from onnxgrad.ops.families.recurrent import settings
+from onnxgrad.ops.rnn import DEFAULTS
 from onnxgrad.tensor_types import Array, accumulator
 
 
@@ -39,12 +44,7 @@ def rnn_grad(
 ) -> None:
     outputs = (dX, dW, dR, dB, dH0)
     results = [working_copy(a, X.dtype) for a in outputs]
-    settings = {
-        "direction": direction,
-        "activations": activations,
-        "activation_alpha": activation_alpha,
-        "activation_beta": activation_beta,
-    }
+    given = settings(DEFAULTS, direction, activations, activation_alpha, activation_beta, clip)
     launch(
         rnn_backward,
         *(input_of(a, X.dtype) for a in (X, W, R, B)),
@@ -53,9 +53,9 @@ def rnn_grad(
         *results,
         workspace((X.shape[0] * X.shape[1] * R.shape[2],), accumulator(X.dtype)),
         tuple(a is not None for a in outputs),
-        *codes_of(chosen_activations(settings)),
-        clip or 0.0,
-        np.array(DIRECTIONS[direction]),
+        *codes_of(given),
+        given.clip or 0.0,
+        backwards_of(given),
         (*X.shape, R.shape[2], R.shape[0]),
         rows_per_block(X.shape[1]),
         get_num_threads(),

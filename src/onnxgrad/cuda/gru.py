@@ -16,7 +16,8 @@ from onnxgrad.cuda.core.gru_forward import walk
 from onnxgrad.cuda.core.indices import BadIndex
 from onnxgrad.cuda.core.launch import bits_of, launch, sums_dtype
 from onnxgrad.ops.families.activations import Chosen
-from onnxgrad.ops.gru import DIRECTIONS, chosen_activations
+from onnxgrad.ops.families.recurrent import settings
+from onnxgrad.ops.gru import DEFAULTS
 
 MOST_IN_A_STEP = 2**31  # elements of the gates, counted in 32 bits
 
@@ -41,12 +42,12 @@ def gru_training(
     bad: BadIndex,
 ) -> None:
     (S, N, _), (D, _, H) = X.shape, R.shape
-    chosen = _activations(direction, activations, activation_alpha, activation_beta)
+    directions, clip = settings(DEFAULTS, direction, activations, activation_alpha, activation_beta, clip)
     _check_lengths(SL, S, bad)
     _check_step(N, H)
     work = sums_dtype(X.dtype)
     inputs = X.to(work).reshape(S * N, X.shape[2])
-    for d, backwards in enumerate(DIRECTIONS[direction]):
+    for d, (backwards, (f, g)) in enumerate(directions):
         states = torch.zeros((2, N, H), dtype=work, device=X.device)
         if Ht0 is not None:
             states[0] = Ht0[d]
@@ -58,8 +59,8 @@ def gru_training(
                 walk, tiling, _before(inputs, W[d], B, d, H, linear_before_reset, work), weights,
                 None if B is None else B[d, 5 * H :].to(work), SL, states, scratch,
                 _counter(X), HAll[:, d], ZRH[:, d],
-                S, N, H, D * N * H, *_parameters(chosen[2 * d], chosen[2 * d + 1]), bits_of(clip or 0.0),
-                chosen[2 * d].name, chosen[2 * d + 1].name, bool(linear_before_reset), backwards,
+                S, N, H, D * N * H, *_parameters(f, g), bits_of(clip or 0.0),
+                f.name, g.name, bool(linear_before_reset), backwards,
                 clip is not None, SL is not None, B is not None, _precision(work),
             )  # fmt: skip
         if HFinal is not None:
@@ -92,14 +93,14 @@ def gru_grad(
     bad: BadIndex,
 ) -> None:
     (S, N, _), (D, _, H) = X.shape, R.shape
-    chosen = _activations(direction, activations, activation_alpha, activation_beta)
+    directions, clip = settings(DEFAULTS, direction, activations, activation_alpha, activation_beta, clip)
     _check_lengths(SL, S, bad)
     _check_step(N, H)
     work = sums_dtype(X.dtype)
     alive = None if SL is None else torch.arange(S, device=X.device)[:, None] < SL[None, :]
     inputs = _only_where(alive, X.to(work)).reshape(S * N, X.shape[2])
     total = None
-    for d, backwards in enumerate(DIRECTIONS[direction]):
+    for d, (backwards, (f, g)) in enumerate(directions):
         gradient = torch.zeros((N, H), dtype=work, device=X.device)
         if dHFinal is not None:
             gradient.copy_(dHFinal[d])
@@ -122,8 +123,8 @@ def gru_grad(
             _launch_walk(
                 walk_back, tiling, ZRH[:, d], None if dHAll is None else dHAll[:, d], previous,
                 weights.T.contiguous(), within, SL, gradient, deltas, aside, _counter(X),
-                S, N, H, D * N * H, *_parameters(chosen[2 * d], chosen[2 * d + 1]),
-                chosen[2 * d].name, chosen[2 * d + 1].name, bool(linear_before_reset), backwards,
+                S, N, H, D * N * H, *_parameters(f, g),
+                f.name, g.name, bool(linear_before_reset), backwards,
                 clip is not None, SL is not None, dHAll is not None, _precision(work),
             )  # fmt: skip
         with _tf32():
@@ -145,13 +146,6 @@ def gru_grad(
             dH0[d] = gradient
     if dX is not None and total is not None:
         dX.copy_(total.reshape(dX.shape))
-
-
-def _activations(
-    direction: str, names: Sequence[str] | None, alphas: Sequence[float] | None, betas: Sequence[float] | None
-) -> list[Chosen]:
-    attributes = {"direction": direction, "activations": names}
-    return chosen_activations({**attributes, "activation_alpha": alphas, "activation_beta": betas})
 
 
 def _parameters(f: Chosen, g: Chosen) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""What the ONNX functions of recurrent operators share: activations, rows that have ended, and the order of steps.
+"""GRU, LSTM and RNN as ONNX functions: activations, sizes, rows that have ended, and the order of backward steps.
 
 Scans run one step more than there are, in which no row is alive: Scan wants at least one step, and S may be 0.
 
@@ -6,7 +6,8 @@ A length outside 0 to S is an error of Gather's when the model runs. onnxruntime
 it; the standard leaves it open, and a runtime that does not check indices goes on with whatever its Gather gives.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from onnx import TensorProto
 
@@ -36,7 +37,7 @@ def _expm1(o: Body, x: Value) -> Value:
     return t * 2.0 / (1.0 - t)
 
 
-# The functions of activations.ACTIVATIONS, x and what comes out of them, y, in the words of ONNX.
+# ops.families.activations.ACTIVATIONS in ONNX operators: y = function(x), and dy/dx from y.
 FUNCTIONS: dict[str, Callable[[Body, Value, float, float], Value]] = {
     "Sigmoid": lambda o, x, a, b: _sigmoid(o, x),
     "Tanh": lambda o, x, a, b: o.Tanh(x),
@@ -70,14 +71,61 @@ def clamp(o: Body, x: Value, low: float, high: float) -> Value:
     return o.Where(x > high, o.like(high, x), o.Where(x < low, o.like(low, x), x))
 
 
+def clipped(o: Body, x: Value, clip: float | None) -> Value:
+    """x within ±clip, if there is one."""
+    return x if clip is None else clamp(o, x, -clip, clip)
+
+
 def apply(o: Body, chosen: Chosen, x: Value) -> Value:
     """The activation of x."""
     return FUNCTIONS[chosen.name](o, x, chosen.alpha, chosen.beta)
 
 
 def derivative(o: Body, chosen: Chosen, y: Value) -> Value:
-    """The activation's derivative where it gave y."""
+    """The activation's derivative where its result is y."""
     return DERIVATIVES[chosen.name](o, y, chosen.alpha, chosen.beta)
+
+
+class Sizes(NamedTuple):
+    """S, N and H, each as a vector of one element."""
+
+    steps: Value
+    rows: Value
+    hidden: Value
+
+
+def sizes_of(o: Body, X: Value, R: Value) -> Sizes:
+    """Read off the shapes."""
+    shape = o.Shape(X)
+    return Sizes(o.slice(shape, 0, 1), o.slice(shape, 1, 2), o.slice(o.Shape(R), 2, 3))
+
+
+def split(o: Body, x: Value, count: int, sizes: Sizes) -> list[Value]:
+    """`count` slices of H along the last axis."""
+    return o.nodes("Split", count, x, o.dims(*[sizes.hidden] * count), axis=-1)
+
+
+def inputs_of(o: Body, work: Cast, gates: int, sizes: Sizes, X: Value, **more: Value | None) -> list[Value | None]:
+    """The inputs in the type of the computation, None where absent; an input that may be absent is made empty."""
+
+    def tail(name: str) -> list[Value]:
+        if name == "dHAll":
+            return [o.slice(o.Shape(more["HAll"]), 1)]
+        wide = {"B": 2 * gates, "P": 3}.get(name)
+        return [sizes.rows, sizes.hidden] if wide is None else [sizes.hidden * wide]
+
+    def given(name: str, value: Value) -> Value:
+        return o.given(value, X, o.dims(0, *tail(name))) if value.guarded else value
+
+    return [work(X), *(None if value is None else work(given(name, value)) for name, value in more.items())]
+
+
+def both_biases(o: Body, B: Value | None, d: int, width: Value) -> Value | None:
+    """The sum of both biases of width `width`, for all steps."""
+    if B is None:
+        return None
+    of_input, of_state = o.nodes("Split", 2, pick(o, B, d), o.dims(width, width), axis=0)
+    return for_all_steps(o, of_input + of_state)
 
 
 def pick(o: Body, x: Value, d: int, axis: int = 0) -> Value:
@@ -122,3 +170,59 @@ def transposed(o: Body, x: Value) -> Value:
 def plus(x: Value, bias: Value | None) -> Value:
     """x + bias, if there is one."""
     return x if bias is None else x + bias
+
+
+class BackwardSteps:
+    """The steps of one direction as its gradient takes them: from its last one, which in reverse is the first in time.
+
+    `like` has the type of the computation.
+    """
+
+    def __init__(self, o: Body, d: int, backwards: bool, alive: Value, sizes: Sizes, like: Value) -> None:
+        self._o, self._d, self._backwards, self._sizes = o, d, backwards, sizes
+        self.zero = o.like(0.0, like)
+        self._zeros = o.fill(0, o.dims(sizes.rows, sizes.hidden), like)
+        self.alive = self.in_order(alive)
+        ran = o.slice(padded(o, o.Cast(self.alive, to=TensorProto.INT32)), 1)
+        self._ran_before = o.Cast(ran, to=TensorProto.BOOL)
+
+    def in_order(self, x: Value) -> Value:
+        """From the order of time to that of the gradient, and back again."""
+        return x if self._backwards else in_reverse(self._o, x)
+
+    def of(self, x: Value) -> Value:
+        """This direction of a tensor [S,D,N,…], in order."""
+        return self.in_order(padded(self._o, pick(self._o, x, self._d, 1)))
+
+    def living(self, x: Value) -> Value:
+        """Zeros past a row's length: there may be anything, NaN too, and nothing of it may get through."""
+        return self._o.Where(self.alive, x, self.zero)
+
+    def state(self, x: Value | None) -> Value:
+        """This direction of a state [D,N,H], zeros if absent."""
+        return self._zeros if x is None else pick(self._o, x, self._d)
+
+    def previous(self, states: Value, first: Value | None) -> Value:
+        """The states before each step: those after the step that follows here, if the row ran then, or the first."""
+        follows = self._o.slice(padded(self._o, states), 1)
+        return self.living(self._o.Where(self._ran_before, follows, self.state(first)))
+
+    def matrix(self, x: Value) -> Value:
+        """All steps and rows as one matrix."""
+        rows = (self._sizes.steps + 1) * self._sizes.rows
+        return self._o.Reshape(x, self._o.dims(rows, self._o.slice(self._o.Shape(x), 2)), allowzero=1)
+
+    def weight_gradient(self, δ: Value, x: Value) -> Value:
+        """Σ δᵀ · x over all steps and rows."""
+        return transposed(self._o, self.matrix(δ)) @ self.matrix(x)
+
+    def input_gradient(self, δ: Value, W: Value) -> Value:
+        """δ · W, in the order of time."""
+        return self._o.slice(self.in_order(δ @ W), 0, -1)
+
+
+def joined(o: Body, results: Sequence[Sequence[Value]]) -> list[Value]:
+    """The gradients of all directions: the sum of their dX, and the others one after the other."""
+    dX, *others = zip(*results, strict=True)
+    total = dX[0] if len(dX) == 1 else dX[0] + dX[1]
+    return [total, *(o.Concat(*(o.Unsqueeze(v, [0]) for v in values), axis=0) for values in others)]

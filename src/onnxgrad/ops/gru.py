@@ -6,17 +6,16 @@ from typing import Any
 import numpy as np
 
 from onnxgrad.op import op
-from onnxgrad.ops.families.activations import Chosen, choose
-from onnxgrad.ops.families.recurrent import DIRECTIONS as DIRECTIONS  # for the kernels
+from onnxgrad.ops.families.activations import Chosen
 from onnxgrad.ops.families.recurrent import (
     Sizes,
-    activations_of,
     check_lengths,
     check_shapes,
     clamp,
     expect,
     lengths_of,
     previous,
+    settings,
     times,
 )
 from onnxgrad.schema import Dim, Known
@@ -70,11 +69,6 @@ def _check_lengths(X: Array, W: Array, R: Array, B: Array | None, SL: Array | No
     check_lengths(X, SL)
 
 
-def chosen_activations(attributes: dict[str, Any]) -> list[Chosen]:
-    """f (for the gates) and g (for the candidate) of each direction in turn."""
-    return activations_of(attributes, DEFAULTS)
-
-
 @op(
     "GRUTraining",
     outputs=("HAll", "HFinal?", "ZRH"),
@@ -105,11 +99,10 @@ def gru_training(
     computed in float32.
     """
     work = accumulator(X.dtype)
-    chosen = choose(activations, activation_alpha, activation_beta, DEFAULTS, R.shape[0])
+    given = settings(DEFAULTS, direction, activations, activation_alpha, activation_beta, clip)
     (S, N, _), (D, _, H) = X.shape, R.shape
     HAll, HFinal, ZRH = np.zeros((S, D, N, H), work), np.zeros((D, N, H), work), np.zeros((S, D, N, 3 * H), work)
-    for d, backwards in enumerate(DIRECTIONS[direction]):
-        f, g = chosen[2 * d : 2 * d + 2]
+    for d, (backwards, (f, g)) in enumerate(given.directions):
         state = np.zeros((N, H), work) if Ht0 is None else Ht0[d].astype(work)
         for t in reversed(range(S)) if backwards else range(S):
             inner = _preactivations(X[t], W[d], R[d], B, d, state, f, clip, linear_before_reset)
@@ -184,13 +177,12 @@ def gru_grad(
     zeros. Where `clip` cut a gate's input off, nothing flows through it. float16 and bfloat16 are computed in float32.
     """
     work = accumulator(X.dtype)
-    chosen = choose(activations, activation_alpha, activation_beta, DEFAULTS, R.shape[0])
+    given = settings(DEFAULTS, direction, activations, activation_alpha, activation_beta, clip)
     (S, N, _), (D, _, H) = X.shape, R.shape
     dX, dW, dR = np.zeros(X.shape, work), np.zeros(W.shape, work), np.zeros(R.shape, work)
     dB, dH0 = np.zeros((D, 6 * H), work), np.zeros((D, N, H), work)
     lengths = lengths_of(X, SL)
-    for d, backwards in enumerate(DIRECTIONS[direction]):
-        f, g = chosen[2 * d : 2 * d + 2]
+    for d, (backwards, (f, g)) in enumerate(given.directions):
         first = np.zeros((N, H), work) if Ht0 is None else Ht0[d].astype(work)
         Rh = R[d, 2 * H :].astype(work)
         Rbh = np.zeros(H, work) if B is None else B[d, 5 * H :].astype(work)

@@ -6,17 +6,15 @@ from typing import Any
 import numpy as np
 
 from onnxgrad.op import op
-from onnxgrad.ops.families.activations import Chosen, choose
 from onnxgrad.ops.families.recurrent import (
-    DIRECTIONS,
     Sizes,
-    activations_of,
     check_lengths,
     check_shapes,
     clamp,
     expect,
     lengths_of,
     previous,
+    settings,
     times,
 )
 from onnxgrad.schema import Dim, Known
@@ -37,7 +35,7 @@ def _check_shapes(
     attributes: dict[str, Any],
 ) -> Sizes:
     sizes = check_shapes(4, DEFAULTS, X, W, R, B, SL, attributes, Ht0=Ht0, Ct0=Ct0)
-    expect("P", P, sizes[3], times(3, sizes[4]))
+    expect("P", P, sizes.directions, times(3, sizes.hidden))
     return sizes
 
 
@@ -100,11 +98,6 @@ def _check_grad(X: Array, W: Array, R: Array, SL: Array | None, *rest: Any, **mo
     check_lengths(X, SL)
 
 
-def chosen_activations(attributes: dict[str, Any]) -> list[Chosen]:
-    """f (for the gates), g (for the candidate) and h (for the cell) of each direction in turn."""
-    return activations_of(attributes, DEFAULTS)
-
-
 @op(
     "LSTMTraining",
     outputs=("HAll", "HFinal?", "CFinal?", "CAll", "IOFC"),
@@ -138,13 +131,12 @@ def lstm_training(
     cuts off what goes into i, o, f and c. float16 and bfloat16 are computed in float32.
     """
     work = accumulator(X.dtype)
-    chosen = choose(activations, activation_alpha, activation_beta, DEFAULTS, R.shape[0])
+    given = settings(DEFAULTS, direction, activations, activation_alpha, activation_beta, clip)
     (S, N, _), (D, _, H) = X.shape, R.shape
     HAll, CAll = np.zeros((S, D, N, H), work), np.zeros((S, D, N, H), work)
     HFinal, CFinal, IOFC = np.zeros((D, N, H), work), np.zeros((D, N, H), work), np.zeros((S, D, N, 4 * H), work)
     lengths = lengths_of(X, SL)
-    for d, backwards in enumerate(DIRECTIONS[direction]):
-        f, g, h = chosen[3 * d : 3 * d + 3]
+    for d, (backwards, (f, g, h)) in enumerate(given.directions):
         state, cell = (np.zeros((N, H), work) if v is None else v[d].astype(work) for v in (Ht0, Ct0))
         Pi, Po, Pf = _peepholes(P, d, H, work)
         for t in reversed(range(S)) if backwards else range(S):
@@ -215,14 +207,13 @@ def lstm_grad(
     off, nothing flows through it. float16 and bfloat16 are computed in float32.
     """
     work = accumulator(X.dtype)
-    chosen = choose(activations, activation_alpha, activation_beta, DEFAULTS, R.shape[0])
+    given = settings(DEFAULTS, direction, activations, activation_alpha, activation_beta, clip)
     (S, N, _), (D, _, H) = X.shape, R.shape
     dX, dW, dR = np.zeros(X.shape, work), np.zeros(W.shape, work), np.zeros(R.shape, work)
     dB, dP = np.zeros((D, 8 * H), work), np.zeros((D, 3 * H), work)
     dH0, dC0 = np.zeros((D, N, H), work), np.zeros((D, N, H), work)
     lengths = lengths_of(X, SL)
-    for d, backwards in enumerate(DIRECTIONS[direction]):
-        f, g, h = chosen[3 * d : 3 * d + 3]
+    for d, (backwards, (f, g, h)) in enumerate(given.directions):
         first, first_cell = (np.zeros((N, H), work) if v is None else v[d].astype(work) for v in (Ht0, Ct0))
         Pi, Po, Pf = _peepholes(P, d, H, work)
         G, Gc = (np.zeros((N, H), work) if v is None else v[d].astype(work) for v in (dHFinal, dCFinal))

@@ -7,15 +7,13 @@ import numpy as np
 
 from onnxgrad.domains import OWN
 from onnxgrad.op import op
-from onnxgrad.ops.families.activations import Chosen, choose
 from onnxgrad.ops.families.recurrent import (
-    DIRECTIONS,
-    activations_of,
     check_lengths,
     check_shapes,
     expect,
     lengths_of,
     previous,
+    settings,
     times,
 )
 from onnxgrad.schema import Dim, Known
@@ -47,11 +45,6 @@ def _grad_shapes(
 
 def _check_lengths(X: Array, W: Array, R: Array, B: Array | None, SL: Array | None, *rest: Any, **more: Any) -> None:
     check_lengths(X, SL)
-
-
-def chosen_activations(attributes: dict[str, Any]) -> list[Chosen]:
-    """That of each direction."""
-    return activations_of(attributes, DEFAULTS)
 
 
 @op(
@@ -88,12 +81,12 @@ def rnn_grad(
     activation off, nothing flows through it. float16 and bfloat16 are computed in float32.
     """
     work = accumulator(X.dtype)
-    chosen = choose(activations, activation_alpha, activation_beta, DEFAULTS, R.shape[0])
+    given = settings(DEFAULTS, direction, activations, activation_alpha, activation_beta, clip)
     (S, N, _), (D, _, H) = X.shape, R.shape
     dX, dW, dR = np.zeros(X.shape, work), np.zeros(W.shape, work), np.zeros(R.shape, work)
     dB, dH0 = np.zeros((D, 2 * H), work), np.zeros((D, N, H), work)
     lengths = lengths_of(X, SL)
-    for d, backwards in enumerate(DIRECTIONS[direction]):
+    for d, (backwards, (f,)) in enumerate(given.directions):
         first = np.zeros((N, H), work) if Ht0 is None else Ht0[d].astype(work)
         bias = np.zeros(H, work) if B is None else np.add(*np.split(B[d].astype(work), 2))
         G = np.zeros((N, H), work) if dHFinal is None else dHFinal[d].astype(work)
@@ -103,7 +96,7 @@ def rnn_grad(
             x, y = np.where(alive, X[t].astype(work), 0), np.where(alive, HAll[t, d].astype(work), 0)
             state = np.where(alive, previous(HAll, first, lengths, t, d, backwards), 0)
             through = np.where(alive, G if dHAll is None else G + dHAll[t, d].astype(work), 0)
-            δ = through * chosen[d].derivative(y)
+            δ = through * f.derivative(y)
             if clip is not None:
                 δ *= np.abs(x @ W[d].astype(work).T + state @ R[d].astype(work).T + bias) <= clip
             δ = np.where(alive, δ, 0)

@@ -9,10 +9,11 @@ from onnxgrad.domains import MICROSOFT
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.op import OPERATORS
+from onnxgrad.ops.families import recurrent as families
 from onnxgrad.rules import nondiff, op, todo, vjp
 from onnxgrad.rules.registry import Function
 
-ATTRIBUTES = ("hidden_size", "direction", "activations", "activation_alpha", "activation_beta", "clip")
+ATTRIBUTES = ("hidden_size", *families.ATTRIBUTES)
 by_rewriting = todo  # a gradient passes, but nobody asks for it here: the node is rewritten before
 
 NO_GATES = "what {0} keeps for its gradient, {1}, has no gradient itself: differentiate its states"

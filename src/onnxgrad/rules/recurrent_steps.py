@@ -11,7 +11,7 @@ from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.ops import gru, lstm, rnn
 from onnxgrad.ops.families.activations import Chosen
-from onnxgrad.ops.families.recurrent import DIRECTIONS, activations_of
+from onnxgrad.ops.families.recurrent import ATTRIBUTES, settings
 from onnxgrad.rules import nondiff, op, todo, vjp
 from onnxgrad.rules.registry import Function
 
@@ -143,15 +143,14 @@ def _forward(
     n: NodeView, leaves: Leaves, first_names: Sequence[str], defaults: Sequence[str], make_step: Function
 ) -> list[Tensor]:
     """Every state [S,D,N,H] and the last ones [D,N,H], as the ONNX operator gives them."""
-    attributes = {a: getattr(n, a) for a in ("activations", "activation_alpha", "activation_beta", "direction")}
-    chosen = activations_of(attributes, defaults)
+    given = settings(defaults, *(getattr(n, name) for name in ATTRIBUTES))
     X, W, R = leaves["X"], leaves["W"], leaves["R"]
     assert X is not None and W is not None and R is not None
     shape = op.Concat(op.Shape(X, start=1, end=2), op.Shape(R, start=2, end=3), axis=0)
     zeros = op.CastLike(op.ConstantOfShape(shape), X)
     every, last = [], []
-    for d, backwards in enumerate(DIRECTIONS[n.direction]):
-        bias, step = make_step(n, leaves, d, chosen[d * len(defaults) : (d + 1) * len(defaults)])
+    for d, (backwards, activations) in enumerate(given.directions):
+        bias, step = make_step(n, leaves, d, activations)
         before = _plus(_product(X, op.Gather(W, d, axis=0)), bias)
         firsts = [zeros if leaves[name] is None else op.Gather(leaves[name], d, axis=0) for name in first_names]
         HAll, finals = _walk(before, firsts, n.SL, backwards, step)

@@ -6,8 +6,8 @@ import numpy as np
 from onnx.reference.op_run import OpRun
 
 from onnxgrad.op import OPERATORS
-from onnxgrad.ops.families.recurrent import DIRECTIONS, clamp, lengths_of
-from onnxgrad.ops.rnn import chosen_activations
+from onnxgrad.ops.families.recurrent import ATTRIBUTES, clamp, lengths_of, settings
+from onnxgrad.ops.rnn import DEFAULTS
 
 
 class _Recurrent(OpRun):
@@ -46,14 +46,14 @@ class RNN(_Recurrent):
     def compute(self, X: Any, W: Any, R: Any, B: Any, SL: Any, Ht0: Any = None, **attributes: Any) -> Any:
         """With layout 0."""
         (S, N, _), (D, H, _) = X.shape, R.shape
-        settings = {"direction": "forward", "activation_alpha": None, "activation_beta": None, **attributes}
-        chosen = chosen_activations({**settings, "activations": settings["activations"][:D]})
+        attributes = {**attributes, "activations": attributes["activations"][:D]}
+        given = settings(DEFAULTS, **{name: attributes[name] for name in ATTRIBUTES if name in attributes})
         lengths, states, last = lengths_of(X, SL), np.zeros((S, D, N, H), X.dtype), np.zeros((D, N, H), X.dtype)
-        for d, backwards in enumerate(DIRECTIONS[settings["direction"]]):
+        for d, (backwards, (f,)) in enumerate(given.directions):
             state = last[d] if Ht0 is None else Ht0[d]
             bias = 0 if B is None else np.add(*np.split(B[d], 2))
             for t in reversed(range(S)) if backwards else range(S):
-                new = chosen[d](clamp(X[t] @ W[d].T + state @ R[d].T + bias, settings.get("clip")))
+                new = f(clamp(X[t] @ W[d].T + state @ R[d].T + bias, given.clip))
                 alive = (t < lengths)[:, None]
                 states[t, d], state = np.where(alive, new, 0), np.where(alive, new, state)
             last[d] = state

@@ -1,7 +1,7 @@
-"""What recurrent operators share: directions, what their inputs' shapes must be, and lengths of rows."""
+"""GRU, LSTM and RNN: their shared attributes, the shapes of their inputs, and the lengths of rows."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -10,8 +10,51 @@ from onnxgrad.ops.families.activations import Chosen, choose
 from onnxgrad.schema import Dim, Known, agree
 from onnxgrad.tensor_types import Array
 
+ATTRIBUTES = ("direction", "activations", "activation_alpha", "activation_beta", "clip")  # of all three operators
 DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
-Sizes = tuple[Dim, Dim, Dim, int, Dim]  # steps, rows, inputs, directions, hidden size
+
+
+class Direction(NamedTuple):
+    """One direction of a recurrent operator."""
+
+    backwards: bool  # whether it takes the last step first
+    activations: tuple[Chosen, ...]  # as many as the operator has defaults
+
+
+class Settings(NamedTuple):
+    """The ATTRIBUTES, checked."""
+
+    directions: tuple[Direction, ...]
+    clip: float | None  # None: no clipping
+
+
+def settings(
+    defaults: Sequence[str],
+    direction: str = "forward",
+    activations: Sequence[str] | None = None,
+    activation_alpha: Sequence[float] | None = None,
+    activation_beta: Sequence[float] | None = None,
+    clip: float | None = None,
+) -> Settings:
+    """The ATTRIBUTES of an operator whose activations are `defaults` unless it names others; raises for bad ones."""
+    if direction not in DIRECTIONS:
+        raise ValueError(f"direction is {direction!r}, expected one of {', '.join(DIRECTIONS)}")
+    if clip is not None and not clip > 0:
+        raise ValueError(f"clip is {clip}, expected more than 0, or nothing for no clipping")
+    every, count = DIRECTIONS[direction], len(defaults)
+    chosen = choose(activations, activation_alpha, activation_beta, defaults, len(every))
+    directions = (Direction(back, tuple(chosen[d * count : (d + 1) * count])) for d, back in enumerate(every))
+    return Settings(tuple(directions), None if clip == float("inf") else clip)
+
+
+class Sizes(NamedTuple):
+    """The dimensions of a recurrent operator, as far as they are known."""
+
+    steps: Dim
+    rows: Dim
+    inputs: Dim
+    directions: int
+    hidden: Dim
 
 
 def expect(name: str, given: Known | None, *dims: Dim) -> None:
@@ -36,21 +79,17 @@ def check_shapes(
     attributes: dict[str, Any],
     **states: Known | None,
 ) -> Sizes:
-    """What is known of the sizes; raises where inputs or attributes do not fit. `states` are first states, by name."""
+    """The sizes, as far as they are known; raises where inputs or attributes do not fit. `states` are first states."""
     count = "" if gates == 1 else gates
-    for name, given, letters in (("X", X, "[S,N,I]"), ("W", W, f"[D,{count}H,I]"), ("R", R, f"[D,{count}H,H]")):
-        if given.dims is not None and len(given.dims) != 3:
-            raise ValueError(f"{name} has shape {list(given.dims)}, expected three dimensions {letters}")
-    if attributes["direction"] not in DIRECTIONS:
-        raise ValueError(f"direction is {attributes['direction']!r}, expected one of {', '.join(DIRECTIONS)}")
+    for name, known, letters in (("X", X, "[S,N,I]"), ("W", W, f"[D,{count}H,I]"), ("R", R, f"[D,{count}H,H]")):
+        if known.dims is not None and len(known.dims) != 3:
+            raise ValueError(f"{name} has shape {list(known.dims)}, expected three dimensions {letters}")
+    given = settings(defaults, *(attributes[name] for name in ATTRIBUTES))
     for name in ("linear_before_reset", "input_forget"):
         if attributes.get(name, 0) not in (0, 1):
             raise ValueError(f"{name} is {attributes[name]}, expected 0 or 1")
-    clip = attributes["clip"]
-    if clip is not None and not clip > 0:
-        raise ValueError(f"clip is {clip}, expected more than 0, or nothing for no clipping")
     steps, rows, inputs = X.dims or (None, None, None)
-    directions, hidden_size = len(DIRECTIONS[attributes["direction"]]), attributes["hidden_size"]
+    directions, hidden_size = len(given.directions), attributes["hidden_size"]
     hidden = R.dims[2] if R.dims is not None and R.dims[2] is not None else hidden_size
     if hidden_size is not None and not agree((hidden_size,), (hidden,)):
         raise ValueError(f"hidden_size is {hidden_size}, expected {hidden} as the last dimension of R")
@@ -60,23 +99,11 @@ def check_shapes(
     for name, state in states.items():
         expect(name, state, directions, rows, hidden)
     expect("SL", SL, rows)
-    activations_of(attributes, defaults)
-    return steps, rows, inputs, directions, hidden
-
-
-def activations_of(attributes: dict[str, Any], defaults: Sequence[str]) -> list[Chosen]:
-    """The activations of each direction in turn."""
-    return choose(
-        attributes["activations"],
-        attributes["activation_alpha"],
-        attributes["activation_beta"],
-        defaults,
-        len(DIRECTIONS[attributes["direction"]]),
-    )
+    return Sizes(steps, rows, inputs, directions, hidden)
 
 
 def check_lengths(X: Array, SL: Array | None) -> None:
-    """Raises for a length that is no number of steps."""
+    """Raises for a length outside 0 to the number of steps."""
     if SL is not None and SL.size and (SL.min() < 0 or SL.max() > len(X)):
         worst = int(np.argmax((SL < 0) | (len(X) < SL)))
         raise length_error(worst, int(SL[worst]), len(X))
@@ -88,7 +115,7 @@ def lengths_of(X: Array, SL: Array | None) -> Array:
 
 
 def clamp(x: Array, clip: float | None) -> Array:
-    """Cuts off at ±clip."""
+    """Clips to ±clip."""
     return x if clip is None else np.clip(x, -clip, clip)
 
 

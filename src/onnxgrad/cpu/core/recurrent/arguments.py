@@ -1,6 +1,5 @@
 """How kernels of recurrent operators hand arrays to native code: flat, half types widened, None as nothing."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,15 +10,21 @@ from onnxgrad.cpu.core.matmul.microkernel import ROWS
 from onnxgrad.cpu.core.memory import workspace
 from onnxgrad.cpu.core.recurrent.activations import CODES
 from onnxgrad.cpu.core.threads import get_num_threads
-from onnxgrad.ops.families.activations import Chosen
+from onnxgrad.ops.families.recurrent import Settings
 from onnxgrad.tensor_types import Array, accumulator
 
 LARGEST_BLOCK = 64  # rows that walk through time together: more would push their states out of the cache
 
 
-def codes_of(chosen: Sequence[Chosen]) -> tuple[Array, Array]:
-    """Codes and parameters of the activations."""
+def codes_of(given: Settings) -> tuple[Array, Array]:
+    """Codes and parameters of the activations, for each direction in turn."""
+    chosen = [activation for direction in given.directions for activation in direction.activations]
     return np.array([CODES[c.name] for c in chosen]), np.array([(c.alpha, c.beta) for c in chosen])
+
+
+def backwards_of(given: Settings) -> Array:
+    """For each direction, whether it takes the last step first."""
+    return np.array([direction.backwards for direction in given.directions])
 
 
 def lengths_of(X: Array, SL: Array | None) -> Array:
