@@ -12,7 +12,7 @@ from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 from tests.checks import assert_close, expect, result_dtype, same_bits
 from tests.conv_cases import is_right_in_onnx_reference
-from tests.node_cases import CASES
+from tests.node_cases import all_cases
 from tests.runtime.sessions import bits_of, run_in, session_of
 
 from onnxgrad.op import OPERATORS
@@ -20,6 +20,7 @@ from onnxgrad.ops.conv import conv_grad
 from onnxgrad.runtime.custom_op import ELEMENT_TYPES
 from onnxgrad.tensor_types import DTYPES
 
+CASES = all_cases()
 ROOT = Path(__file__).parents[1]
 COMMAND = [sys.executable, "-m", "tests.backend_cases"]
 # The types for which stock onnxruntime has kernels of everything that the functions are made of.

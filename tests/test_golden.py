@@ -116,7 +116,7 @@ def of_products(operator, case, name):
     return count * np.finfo(np.float32).eps * total
 
 
-ALLOWED = {
+ALLOWED = {  # all others: of_harness
     "ConvGrad": of_products,
     "ReluGrad": no_difference,
     "LeakyReluGrad": of_derivatives,
@@ -136,15 +136,12 @@ ALLOWED = {
     "GRUGrad": of_recurrent_gradients,
     "LSTMTraining": of_states,
     "SoftmaxCrossEntropyLossGrad": of_probabilities,
-    "SoftmaxCrossEntropyLossInternal": of_harness,
     "LSTMGrad": of_recurrent_gradients,
-    "LayerNormalizationGrad": of_harness,
-    "SimplifiedLayerNormalizationGrad": of_harness,
 }
 
 
 def test_every_operator_has_cases():
-    assert set(INDEX) == set(ALLOWED) <= set(OPERATORS)
+    assert set(ALLOWED) <= set(INDEX) <= set(OPERATORS)
     assert all(index["peer"] == "onnxruntime-training 1.19.2" for index in INDEX.values())
 
 
@@ -157,7 +154,7 @@ def test_agrees_with_the_peer(how, operator, case):
     for name, peers in arrays(operator, case["outputs"]).items():
         assert (ours[name].dtype, ours[name].shape) == (peers.dtype, peers.shape), name
         apart = np.abs(ours[name].astype(np.result_type(peers, np.int64)) - peers)
-        far = ~(apart <= ALLOWED[operator](operator, case, name))  # so that NaN is far from everything
+        far = ~(apart <= ALLOWED.get(operator, of_harness)(operator, case, name))  # so that NaN is far from everything
         assert not far.any(), (
             f"{name}{np.argwhere(far)[0].tolist()}: {ours[name][far][0]}, the peer has {peers[far][0]}"
         )

@@ -1,11 +1,16 @@
 """ReluGrad, LeakyReluGrad, SigmoidGrad and TanhGrad against their definitions, PyTorch, and their error sentences."""
 
+from collections.abc import Iterator
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.checks import FLOATS, call, check, check_refused, examples, layouts, same_bits
+from tests.checks import FLOATS, Expected, call, check, check_refused, examples, layouts, same_bits
+from tests.expected import derivatives, exact
+from tests.node_cases import NodeCase, elementwise_cases
 from torch.nn import functional as nn
 
 from onnxgrad.ops.activation import leaky_relu_grad, relu_grad, sigmoid_grad, tanh_grad
@@ -100,3 +105,13 @@ def test_refused(op):
     name = op.inputs[1].name
     check_refused(op, ValueError, f"dY has shape [2, 3], expected [2, 4] as {name} has", a, b)
     check_refused(op, ValueError, f"dY has shape [2, 3], expected [3] as {name} has", a, a[0])
+
+
+def expected(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Expected:
+    """Relu's gradient only chooses, the others multiply."""
+    return (exact if op is relu_grad else derivatives)(op, args, kwargs)
+
+
+def node_cases() -> Iterator[NodeCase]:
+    """Small calls for every runtime to run."""
+    return elementwise_cases(relu_grad, leaky_relu_grad, sigmoid_grad, tanh_grad)

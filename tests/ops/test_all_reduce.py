@@ -1,11 +1,14 @@
 """AllReduceSum: a process alone gets its own numbers back, and a group what its function makes of them."""
 
 import contextlib
+from collections.abc import Iterator
 
 import numpy as np
 import onnxruntime
 import pytest
 from tests.checks import DEVICE, check, raises, same_bits
+from tests.expected import exact
+from tests.node_cases import NodeCase
 from tests.runtime.nodes import feeds_of, model_of
 
 import onnxgrad
@@ -68,3 +71,16 @@ def test_its_gradient_is_the_sum_of_the_gradients():
     assert onnxgrad.check_gradient(model, feeds_of(all_reduce_sum, [data]), "data").worst < 1e-6
     made = onnxgrad.gradient(model, wrt="data")
     assert [n.op_type for n in made.graph.node].count("AllReduceSum") == 2
+
+
+expected = exact  # how far a right kernel may be from the definition
+
+
+def node_cases() -> Iterator[NodeCase]:
+    """Small calls for every runtime to run."""
+    for dtype in (np.dtype(np.float32), np.dtype(np.float64)):
+
+        def make(dtype=dtype):
+            return (np.random.default_rng(0).standard_normal((3, 40)).astype(dtype),)
+
+        yield NodeCase(all_reduce_sum, {"type": str(dtype)}, make, {"group": 0})

@@ -1,12 +1,17 @@
 """AveragePoolGrad against its definition, PyTorch, and its own error sentences."""
 
+import itertools
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.checks import FLOATS, call, check, check_refused, examples, layouts
+from tests.expected import pools
 from tests.functions.models import check_functions
+from tests.node_cases import NodeCase
 from tests.pool_cases import POOLS, numbers, windows
 from torch.nn import functional
 
@@ -101,3 +106,19 @@ def test_refused():
     ]
     for text, shape, attributes in refused:
         check_refused(average_pool_grad, ValueError, text, dY, shape, **attributes)
+
+
+expected = pools  # how far a right kernel may be from the definition
+
+
+def node_cases() -> Iterator[NodeCase]:
+    """Small calls for every runtime to run."""
+    pools = ("three axes and pads", "ceil_mode and pads", "dilations")
+    for dtype, pool, count in itertools.product(FLOATS, pools, (0, 1)):
+        shape, attributes = POOLS[pool]
+
+        def make(shape=shape, attributes=attributes, dtype=dtype):
+            return numbers(windows(shape, **attributes), dtype), np.array(shape)
+
+        parameters = {"type": str(dtype), "pool": pool.replace(" ", "_"), "counted": "with_pads" if count else ""}
+        yield NodeCase(average_pool_grad, parameters, make, {**attributes, "count_include_pad": count})

@@ -1,6 +1,7 @@
 """BroadcastGradientArgs against NumPy's broadcasting: summing over its axes undoes it."""
 
 import itertools
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -8,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import mutually_broadcastable_shapes
 from tests.checks import check, check_refused, layouts, poisoned
+from tests.expected import exact
+from tests.node_cases import NodeCase, only
 
 from onnxgrad import broadcast_gradient_args
 
@@ -120,3 +123,19 @@ def test_shapes_as_python_or_any_integers():
 def test_bad_calls(error, text, args, kwargs):
     out = poisoned((1,), np.dtype(np.int64)), poisoned((1,), np.dtype(np.int64))
     check_refused(broadcast_gradient_args, error, text, *args, out=out, **kwargs)
+
+
+expected = exact  # how far a right kernel may be from the definition
+
+
+def node_cases() -> Iterator[NodeCase]:
+    """Small calls for every runtime to run."""
+    for a, b in (([2, 3], [3]), ([], [4]), ([1, 5, 1], [7, 1, 1, 2]), ([3], [3])):
+        shapes = "_and_".join("x".join(map(str, shape)) or "scalar" for shape in (a, b))
+        for outputs in (None, ["a_axes"], ["b_axes"]):
+
+            def make(a=a, b=b):
+                return np.array(a, np.int64), np.array(b, np.int64)
+
+            parameters = {"shapes": shapes, "outputs": only(outputs)}
+            yield NodeCase(broadcast_gradient_args, parameters, make, outputs=outputs)

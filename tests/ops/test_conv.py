@@ -1,6 +1,7 @@
 """ConvGrad against its definition, PyTorch, its ONNX function, and its own error sentences."""
 
 import itertools
+from collections.abc import Iterator
 from unittest import mock
 
 import numpy as np
@@ -10,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.checks import FLOATS, assert_close, call, check, check_refused, examples, expect, layouts
 from tests.conv_cases import CASES, arrays, is_right_in_onnx_reference, output_shape
+from tests.expected import products
 from tests.functions.models import check_functions, model_of, node_of, session
+from tests.node_cases import NodeCase, only
 
 from onnxgrad import add_functions
 from onnxgrad.cpu.core.conv.tables import image_plan
@@ -189,3 +192,26 @@ def test_output_shape_is_conv_s():
     y = torch.nn.functional.conv2d(torch.zeros(2, 3, 11, 12), torch.zeros(4, 3, 3, 2), stride=2, padding=1, dilation=2)
     attributes = {"strides": [2, 2], "pads": [1] * 4, "dilations": [2, 2]}
     assert output_shape((2, 3, 11, 12), (4, 3, 3, 2), attributes) == tuple(y.shape)
+
+
+expected = products  # how far a right kernel may be from the definition
+
+
+def node_cases() -> Iterator[NodeCase]:
+    """Small calls for every runtime to run."""
+    names = ("two axes", "groups", "depthwise", "SAME_UPPER with stride", "strides and dilations", "three axes")
+    for dtype, name in itertools.product(FLOATS, names):
+        X, _, given = CASES[name]
+        rank = len(X) - 2
+        lists = {"strides": [1] * rank, "dilations": [1] * rank, "pads": [0] * 2 * rank}
+
+        def make(dtype=dtype, case=CASES[name]):
+            return arrays(*case, dtype)
+
+        parameters = {"type": str(dtype), "convolution": name.replace(" ", "_")}
+        yield NodeCase(conv_grad, parameters, make, {"group": 1, **lists, **given})
+    for outputs in (["dX"], ["dW"], ["dB"], ["dW", "dB"]):
+        case = CASES["two axes"]
+        attributes = {"group": 1, "strides": [1, 1], "dilations": [1, 1], **case[2]}
+        parameters = {"type": "float32", "outputs": only(outputs)}
+        yield NodeCase(conv_grad, parameters, lambda case=case: arrays(*case), attributes, outputs)

@@ -1,11 +1,16 @@
 """SeededDropout: what it drops, how often, and that its gradient is itself. DropoutGrad: against its definition."""
 
+import itertools
+from collections.abc import Iterator
+
 import numpy as np
 import onnxruntime
 import pytest
 import torch
 from onnx.reference import ReferenceEvaluator
 from tests.checks import FLOATS, call, check, check_refused, layouts, same_bits
+from tests.expected import exact
+from tests.node_cases import NodeCase
 from tests.runtime.nodes import feeds_of, model_of
 
 import onnxgrad
@@ -119,3 +124,38 @@ def test_what_the_gradient_refuses():
     check_refused(
         dropout_grad, ValueError, "training_mode has shape [2], expected a single value", dy, mask, None, two > 0
     )
+
+
+expected = exact  # how far a right kernel may be from the definition
+
+
+def node_cases() -> Iterator[NodeCase]:
+    """Small calls for every runtime to run."""
+    yield from _seeded_cases()
+    yield from _grad_cases()
+
+
+def _seeded_cases() -> Iterator[NodeCase]:
+    for dtype, ratio in itertools.product(FLOATS, (0.0, 0.25)):
+
+        def make(dtype=dtype):
+            return np.random.default_rng(0).standard_normal((3, 40)).astype(dtype), np.array([11])
+
+        parameters = {"type": str(dtype), "ratio": f"ratio_{ratio}"}
+        yield NodeCase(seeded_dropout, parameters, make, {"ratio": ratio})
+
+
+def _grad_cases() -> Iterator[NodeCase]:
+    for dtype, ratio_type, training in itertools.product(FLOATS, (None, *FLOATS), (None, True, False)):
+
+        def make(dtype=dtype, ratio_type=ratio_type, training=training):
+            rng = np.random.default_rng(0)
+            dy, mask = rng.standard_normal((3, 40)).astype(dtype), rng.random((3, 40)) < 0.75
+            return dy, mask, ratio_type and np.array(0.25, ratio_type), None if training is None else np.array(training)
+
+        parameters = {
+            "type": str(dtype),
+            "ratio": f"{ratio_type}_ratio" if ratio_type else "without_ratio",
+            "training": "without_training_mode" if training is None else "training" if training else "inference",
+        }
+        yield NodeCase(dropout_grad, parameters, make)

@@ -1,7 +1,9 @@
 """GatherGrad against its definition, torch's index_add and its own error sentences."""
 
+import itertools
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -24,6 +26,8 @@ from tests.checks import (
     raises,
     readable,
 )
+from tests.expected import sums
+from tests.node_cases import NodeCase, axis_name
 
 from onnxgrad import gather_grad
 
@@ -349,3 +353,21 @@ def test_results_too_large():
         gather_grad([2**40], np.zeros(0, np.int64), np.zeros(0, F32))
     with raises(ValueError, "GatherGrad: shape has 65 values, expected at most 64 dimensions as in NumPy"):
         gather_grad([1] * 65, 0, np.zeros((1,) * 64, F32))
+
+
+expected = sums  # how far a right kernel may be from the definition
+
+
+def node_cases() -> Iterator[NodeCase]:
+    """Small calls for every runtime to run."""
+    shape = (5, 33, 7)
+    for axis, dtype, index, shape_type in itertools.product((0, 1, -1), FLOATS, INDICES, INDICES):
+
+        def make(axis=axis, dtype=dtype, index=index, shape_type=shape_type):
+            rng = np.random.default_rng(0)
+            indices = rng.integers(-shape[axis], shape[axis], (4, 3)).astype(index)
+            dims = shape[: axis % 3] + indices.shape + shape[axis % 3 + 1 :]
+            return np.array(shape, shape_type), indices, rng.standard_normal(dims).astype(dtype)
+
+        parameters = {"type": str(dtype), "axis": axis_name(axis), "index": f"{index}_indices"}
+        yield NodeCase(gather_grad, {**parameters, "shape_type": f"{shape_type}_shape"}, make, {"axis": axis})

@@ -1,7 +1,9 @@
 """GatherElementsGrad against its definition, torch's scatter_add and its own error sentences."""
 
+import itertools
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -23,6 +25,8 @@ from tests.checks import (
     poisoned,
     raises,
 )
+from tests.expected import sums
+from tests.node_cases import NodeCase, axis_name
 
 from onnxgrad import gather_elements_grad
 
@@ -292,3 +296,19 @@ def test_results_too_large():
         MemoryError, "GatherElementsGrad: the result of shape [1099511627776] needs 4096.0 GiB, more than there is"
     ):
         gather_elements_grad(np.zeros(0, F32), [2**40], np.zeros(0, np.int64))
+
+
+expected = sums  # how far a right kernel may be from the definition
+
+
+def node_cases() -> Iterator[NodeCase]:
+    """Small calls for every runtime to run."""
+    for axis, dtype, index in itertools.product((0, 1, -1), FLOATS, INDICES):
+
+        def make(dtype=dtype, index=index):
+            rng = np.random.default_rng(0)
+            indices = rng.integers(-4, 4, (4, 4, 4)).astype(index)
+            return rng.standard_normal(indices.shape).astype(dtype), np.array([5, 4, 6]), indices
+
+        parameters = {"type": str(dtype), "axis": axis_name(axis), "index": f"{index}_indices"}
+        yield NodeCase(gather_elements_grad, parameters, make, {"axis": axis})

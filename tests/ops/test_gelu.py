@@ -1,5 +1,7 @@
 """The gradients of the Gelu family against their definitions, PyTorch, exact derivatives, and their error sentences."""
 
+from collections.abc import Iterator
+
 import mpmath
 import numpy as np
 import pytest
@@ -7,6 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.checks import DEVICE, FLOATS, call, check, check_refused, examples, layouts
+from tests.expected import derivatives
+from tests.node_cases import NodeCase, elementwise_cases
 from torch.nn import functional as nn
 
 from onnxgrad.ops.gelu import bias_fast_gelu_grad_dx, bias_gelu_grad_dx, fast_gelu_grad, gelu_grad, quick_gelu_grad
@@ -152,3 +156,11 @@ def test_refused_bias(op):
     check_refused(op, ValueError, "B has 2 numbers, expected 3 as the last dimension of X has", a, a, a[:, 0])
     check_refused(op, ValueError, "B has shape [2, 3], expected one dimension", a, a, a)
     check_refused(op, ValueError, "X is a scalar, expected at least one dimension", one, one, a[0])
+
+
+expected = derivatives  # how far a right kernel may be from the definition
+
+
+def node_cases() -> Iterator[NodeCase]:
+    """Small calls for every runtime to run."""
+    return elementwise_cases(gelu_grad, fast_gelu_grad, quick_gelu_grad, bias_gelu_grad_dx, bias_fast_gelu_grad_dx)

@@ -1,7 +1,9 @@
 """GRUTraining and GRUGrad: the kernels against their definitions, for every type, size, layout and output choice."""
 
 import itertools
+from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +11,9 @@ from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
 from tests.checks import FLOATS, call, check, examples, layouts, on_threads, same_bits
+from tests.expected import recurrence
 from tests.gru_cases import DIRECTIONS, GRADIENTS, OPTIONALS, case
+from tests.node_cases import NodeCase, only, without
 
 from onnxgrad import gru_grad, gru_training
 
@@ -240,3 +244,60 @@ def test_the_defaults_spelled_out_change_nothing():
         activations=["SIGMOID", "tanh"], activation_alpha=[], activation_beta=(), clip=float("inf"),
     )  # fmt: skip
     assert all(same_bits(a, b) for a, b in zip(plain, spelled, strict=True))
+
+
+expected = recurrence  # how far a right kernel may be from the definition
+
+
+def node_cases() -> Iterator[NodeCase]:
+    """Small calls for every runtime to run."""
+    grid = itertools.product(FLOATS, (0, 1), DIRECTIONS, (False, True))
+    for dtype, linear_before_reset, direction, lengths in grid:
+        sizes = {"S": 4, "N": 3, "inputs": 5, "H": 6, "direction": direction, "lengths": lengths}
+        attributes = {"linear_before_reset": linear_before_reset, "direction": direction, "hidden_size": 6}
+        parameters = {
+            "type": str(dtype),
+            "linear": f"linear_before_reset_{linear_before_reset}",
+            "direction": direction,
+            "absent": without([] if lengths else ["SL"]),
+        }
+        yield from _both_of_gru(parameters, attributes, dtype, sizes)
+    patterns = [m for n in (1, 2) for m in itertools.combinations(OPTIONALS, n)]
+    for dtype, missing in itertools.product(FLOATS, patterns):
+        parameters = {"type": str(dtype), "absent": without(["SL", *missing])}
+        both = _both_of_gru(parameters, {}, dtype, {}, missing)
+        yield from (node for node in both if all(m in [i.name for i in node.op.inputs] for m in missing))
+    for count in (1, 2):
+        for outputs in itertools.combinations(GRADIENTS, count):
+            yield from _some_of_gru(gru_grad, outputs)
+    yield from _some_of_gru(gru_training, ("HAll", "ZRH"))
+    every_attribute = {
+        "direction": "bidirectional",
+        "activations": ["HardSigmoid", "ScaledTanh", "sigmoid", "LeakyRelu"],
+        "activation_alpha": [0.25, 1.5, 0.125],
+        "activation_beta": [0.5, 0.75],
+        "clip": 0.5,
+        "linear_before_reset": 1,
+    }
+    parameters = {"type": "float32", "attributes": "every_attribute"}
+    yield from _both_of_gru(parameters, every_attribute, np.dtype(np.float32), {"direction": "bidirectional"})
+
+
+def _both_of_gru(
+    parameters: dict[str, str],
+    attributes: dict[str, Any],
+    dtype: np.dtype[Any],
+    sizes: dict[str, Any],
+    missing: Sequence[str] = (),
+) -> Iterator[NodeCase]:
+    def given():
+        return case(**sizes, dtype=dtype.type).without(*missing)
+
+    yield NodeCase(gru_training, parameters, lambda: given().forward, attributes)
+    yield NodeCase(gru_grad, parameters, lambda: given().backward(**attributes), attributes)
+
+
+def _some_of_gru(op: Any, outputs: Sequence[str]) -> Iterator[NodeCase]:
+    for node in _both_of_gru({"type": "float32", "outputs": only(outputs)}, {}, np.dtype(np.float32), {}):
+        if node.op is op:
+            yield NodeCase(op, node.parameters, node.make_inputs, outputs=outputs)

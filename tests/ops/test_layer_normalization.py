@@ -1,14 +1,35 @@
 """LayerNormalizationGrad and SimplifiedLayerNormalizationGrad against their definitions, functions and PyTorch."""
 
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.checks import FLOATS, call, check, check_refused, examples, layouts
+from tests.checks import (
+    FLOATS,
+    PRECISION,
+    VALUE_ROUNDINGS,
+    Expected,
+    as_tuple,
+    bound_of_sum,
+    call,
+    check,
+    check_refused,
+    examples,
+    in_float64,
+    layouts,
+    result_dtype,
+    with_storage,
+)
 from tests.functions.models import FLOATS as IN_ONNXRUNTIME
 from tests.functions.models import check_functions
+from tests.node_cases import NodeCase, axis_name, only
 from torch.nn import functional
 
 from onnxgrad.ops.layer_normalization import layer_normalization_grad, simplified_layer_normalization_grad
@@ -159,3 +180,42 @@ def test_function_with_statistics_of_another_type(op, dtype, statistic):
 @pytest.mark.parametrize("op", BOTH, ids=lambda op: op.function_name)
 def test_functions_of_different_axes_in_one_model(op):
     check_functions(op, *((arrays(op, (2, 3, 4), axis), {"axis": axis}) for axis in (-1, 1, 0)))
+
+
+def expected(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Expected:
+    """Sums of rows and of columns, of products of a few rounded factors."""
+    precision = PRECISION[result_dtype(op, args, kwargs)]
+    g, x, scale, *mean, inv = wide = [in_float64(np.asarray(a)) for a in args]
+    expected, first = as_tuple(op.definition(*wide, **kwargs)), kwargs.get("axis", -1) % x.ndim
+    over, rows, few = tuple(range(first, x.ndim)), tuple(range(first)), VALUE_ROUNDINGS * precision.unit
+    xhat, scaled, count = np.abs((x - sum(mean)) * inv), np.abs(g * scale), max(1, scale.size)
+
+    def off(terms: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
+        absolute, many = np.sum(terms, axes, keepdims=True), math.prod(terms.shape[a] for a in axes)
+        return bound_of_sum(precision, np.full_like(absolute, many), absolute) + few * absolute
+
+    values = scaled + (np.sum(scaled, over, keepdims=True) + xhat * np.sum(scaled * xhat, over, keepdims=True)) / count
+    of_x = np.abs(inv) * ((off(scaled, over) + xhat * off(scaled * xhat, over)) / count + few * values)
+    bounds = of_x, *(off(terms, rows).reshape(scale.shape) for terms in (np.abs(g) * xhat, np.abs(g)))
+    pairs = zip(expected, bounds, strict=False)
+    return expected, tuple(None if e is None else with_storage(precision, e, b) for e, b in pairs)
+
+
+def node_cases() -> Iterator[NodeCase]:
+    """Small calls for every runtime to run."""
+    statistics = [np.dtype(np.float32), np.dtype(np.float64)]
+    for dtype, statistic, axis, centred in itertools.product(FLOATS, statistics, (1, -1), (True, False)):
+
+        def make(dtype=dtype, statistic=statistic, axis=axis, centred=centred):
+            rng = np.random.default_rng(0)
+            Y_grad, X = rng.standard_normal((2, 4, 3, 20))
+            of_rows = [rng.uniform(0.5, 1.5, (*X.shape[:axis], *(1,) * len(X.shape[axis:]))) for _ in range(2)]
+            arrays = [a.astype(dtype) for a in (Y_grad, X, rng.standard_normal(X.shape[axis:]))]
+            return *arrays, *(a.astype(np.float32).astype(statistic) for a in of_rows[: 1 + centred])
+
+        parameters = {"type": str(dtype), "axis": axis_name(axis), "statistics": f"{statistic}_statistics"}
+        op = layer_normalization_grad if centred else simplified_layer_normalization_grad
+        yield NodeCase(op, parameters, make, {"axis": axis})
+        if dtype == statistic and axis == -1:
+            for output in op.output_names:
+                yield NodeCase(op, {**parameters, "outputs": only([output])}, make, outputs=[output])

@@ -1,6 +1,7 @@
 """LSTMTraining and LSTMGrad: the kernels against their definitions, these against autograd and differences."""
 
 import itertools
+from collections.abc import Iterator
 
 import numpy as np
 import onnx
@@ -11,7 +12,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from onnx.reference import ReferenceEvaluator
 from tests.checks import FLOATS, assert_close, check, check_refused, expect, layouts, on_threads, same_bits
+from tests.expected import recurrence
 from tests.lstm_cases import DIRECTIONS, GRADIENTS, OPTIONALS, case, torch_gradients
+from tests.node_cases import NodeCase, without
 
 from onnxgrad import lstm_grad, lstm_training
 
@@ -281,3 +284,20 @@ def test_bad_calls_of_the_gradient():
         "dCFinal": "dCFinal has shape [3, 1, 4, 6], expected [1, 4, 6]",
     }.items():
         check_refused(lstm_grad, ValueError, text, **{**backward, name: backward["HAll"]})
+
+
+expected = recurrence  # how far a right kernel may be from the definition
+
+
+def node_cases() -> Iterator[NodeCase]:
+    """Small calls for every runtime to run."""
+    for dtype, direction, bare in itertools.product(FLOATS, DIRECTIONS, (False, True)):
+        sizes = {"S": 4, "N": 3, "inputs": 5, "H": 6, "direction": direction, "lengths": not bare, "dtype": dtype.type}
+
+        def made(sizes=sizes, bare=bare):
+            return case(**sizes).without(*(OPTIONALS if bare else ()))
+
+        parameters = {"type": str(dtype), "direction": direction, "absent": without(["optionals"] if bare else [])}
+        how = {"direction": direction, "hidden_size": 6, "clip": 0.5, "input_forget": int(bare)}
+        yield NodeCase(lstm_training, parameters, lambda made=made: made().forward, how)
+        yield NodeCase(lstm_grad, parameters, lambda made=made, how=how: made().backward(**how), how)

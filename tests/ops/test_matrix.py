@@ -5,14 +5,33 @@ import itertools
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.checks import DEVICE, FLOATS, call, check, check_refused, examples, layouts, on_threads, same_bits
+from tests.checks import (
+    DEVICE,
+    FLOATS,
+    PRECISION,
+    Expected,
+    bound_of_sum,
+    call,
+    check,
+    check_refused,
+    examples,
+    in_float64,
+    layouts,
+    on_threads,
+    result_dtype,
+    same_bits,
+    with_storage,
+)
 from tests.functions.models import check_functions
+from tests.node_cases import NodeCase, without
 
 from onnxgrad.ops.matrix import permuted_mat_mul
 
@@ -232,3 +251,35 @@ def test_refused():
     ]
     for sentence, args, attributes in refused:
         check_refused(permuted_mat_mul, ValueError, sentence, *args, **attributes)
+
+
+def expected(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Expected:
+    """Every element is one sum of products, times a number, of parts whose roundings are at most one more."""
+    precision = PRECISION[result_dtype(op, args, kwargs)]
+    wide = [in_float64(a) for a in args]
+    expected = op.definition(*wide, **kwargs)
+    absolute = op.definition(*(None if a is None else np.where(np.isfinite(a), np.abs(a), 0) for a in wide), **kwargs)
+    depth = args[0].shape[kwargs["permA"][-1] if kwargs.get("permA") else -1]
+    bound = bound_of_sum(precision, np.full_like(absolute, depth + 4), np.abs(absolute))
+    return (expected,), (with_storage(precision, expected, bound),)
+
+
+def node_cases() -> Iterator[NodeCase]:
+    """Small calls for every runtime to run."""
+    heads = {"permA": [0, 2, 1, 3], "permB": [0, 2, 3, 1], "permY": [0, 2, 1, 3], "alpha": 0.125}
+    layouts: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+        "rows": ((2, 3, 33), (33, 40), {}),
+        "columns": ((70, 35), (70, 20), {"permA": [1, 0]}),
+        "heads": ((2, 9, 3, 16), (2, 7, 3, 16), heads),
+        "turned": ((2, 9, 3, 16), (2, 7, 3, 16), {**heads, "permY": [0, 3, 1, 2]}),
+    }
+    for (name, (A, B, attributes)), dtype, has_bias in itertools.product(layouts.items(), FLOATS, (False, True)):
+
+        def make(A=A, B=B, attributes=attributes, dtype=dtype, has_bias=has_bias):
+            rng = np.random.default_rng(0)
+            columns = B[attributes["permB"][-1] if "permB" in attributes else -1]
+            bias = rng.standard_normal(columns).astype(dtype) if has_bias else None
+            return rng.standard_normal(A).astype(dtype), rng.standard_normal(B).astype(dtype), bias
+
+        parameters = {"type": str(dtype), "layout": name, "absent": without([] if has_bias else ["bias"])}
+        yield NodeCase(permuted_mat_mul, parameters, make, attributes)

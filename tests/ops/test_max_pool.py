@@ -1,5 +1,8 @@
 """MaxPoolGrad against its definition, PyTorch, stock onnxruntime's Indices, and its own error sentences."""
 
+import itertools
+from collections.abc import Iterator
+
 import numpy as np
 import onnxruntime
 import pytest
@@ -8,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
 from tests.checks import FLOATS, call, check, check_refused, examples, layouts
+from tests.expected import pools
 from tests.functions.models import check_functions, model_of, node_of, session
+from tests.node_cases import NodeCase
 from tests.pool_cases import POOLS, numbers, windows
 from torch.nn import functional
 
@@ -152,3 +157,17 @@ def test_refused():
     ]  # fmt: skip
     for text, g, image, attributes in refused:
         check_refused(max_pool_grad, ValueError, text, g, image, **attributes)
+
+
+expected = pools  # how far a right kernel may be from the definition
+
+
+def node_cases() -> Iterator[NodeCase]:
+    """Small calls for every runtime to run, where onnx.reference tells right Indices."""
+    for dtype, pool in itertools.product(FLOATS, ("strides", "halves of a large image")):
+        shape, attributes = POOLS[pool]
+
+        def make(shape=shape, attributes=attributes, dtype=dtype):
+            return numbers(windows(shape, **attributes), dtype), numbers(shape, dtype, 1)
+
+        yield NodeCase(max_pool_grad, {"type": str(dtype), "pool": pool.replace(" ", "_")}, make, attributes)

@@ -1,6 +1,7 @@
 """RNNGrad: the kernel against its definition, that against autograd."""
 
 import itertools
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -8,6 +9,8 @@ from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
 from tests.checks import FLOATS, assert_close, check, check_refused, expect, on_threads, same_bits
+from tests.expected import recurrence
+from tests.node_cases import NodeCase, without
 from tests.rnn_cases import DIRECTIONS, GRADIENTS, OPTIONALS, case, torch_gradients
 
 from onnxgrad import rnn_grad
@@ -122,3 +125,20 @@ def test_bad_calls():
         "activations has 2 names, expected 1": {"activations": ["Tanh", "Tanh"]},
     }.items():
         check_refused(rnn_grad, ValueError, text, **{**given, **change})
+
+
+expected = recurrence  # how far a right kernel may be from the definition
+
+
+def node_cases() -> Iterator[NodeCase]:
+    """Small calls for every runtime to run."""
+    for dtype, direction, bare in itertools.product(FLOATS, DIRECTIONS, (False, True)):
+        sizes = {"S": 4, "N": 3, "inputs": 5, "H": 6, "direction": direction, "lengths": not bare, "dtype": dtype.type}
+
+        how = {"direction": direction, "clip": 0.5}
+
+        def make(sizes=sizes, bare=bare, how=how):
+            return case(**sizes).without(*(OPTIONALS if bare else ())).backward(**how)
+
+        parameters = {"type": str(dtype), "direction": direction, "absent": without(["optionals"] if bare else [])}
+        yield NodeCase(rnn_grad, parameters, make, {**how, "hidden_size": 6})

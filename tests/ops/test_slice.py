@@ -1,14 +1,18 @@
 """SliceGrad against its definition, NumPy's slices, a walk by ONNX's rules, and its own error sentences."""
 
 import itertools
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.checks import INDICES, call, check, check_refused, examples, layouts, raises, same_bits
+from tests.expected import exact
+from tests.node_cases import NodeCase, without
 
 from onnxgrad import slice_grad
+from onnxgrad.runtime.custom_op import ELEMENT_TYPES
 from onnxgrad.tensor_types import DTYPES
 
 F32 = np.dtype(np.float32)
@@ -266,3 +270,21 @@ def test_results_too_large():
     for dims in ([2**30, 2**30], [2**59, 0], [2**60, 0, 7]):
         with raises(ValueError, f"SliceGrad: dX would have shape {dims}, too large for any memory"):
             slice_grad(np.zeros((0,) * len(dims), np.complex128), dims, [0] * len(dims), [0] * len(dims))
+
+
+expected = exact  # how far a right kernel may be from the definition
+
+
+def node_cases() -> Iterator[NodeCase]:
+    """Small calls for every runtime to run."""
+    for name, index, present in itertools.product(ELEMENT_TYPES, INDICES, ((), ("axes",), ("axes", "steps"))):
+
+        def make(dtype=DTYPES[name], index=index, present=present):
+            dY = (np.arange(12) % 5).astype(dtype).reshape(2, 6)
+            backwards = "steps" in present
+            numbers = ([3, 6], [0, -1], [2, -99], [0, -1], [1, -1]) if backwards else ([3, 8], [0, 2], [2, 8], [0, 1])
+            shape, *others = (np.array(n, index) for n in numbers)
+            return dY, shape.astype(np.int64), *others[: 2 + len(present)]
+
+        absent = [n for n in ("axes", "steps") if n not in present]
+        yield NodeCase(slice_grad, {"type": name, "index": f"{index}_starts", "absent": without(absent)}, make)

@@ -1,11 +1,30 @@
 """SoftmaxGrad_13 and LogSoftmaxGrad_13 against their definitions, PyTorch, and their own error sentences."""
 
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.checks import FLOATS, call, check, check_refused, examples, layouts
+from tests.checks import (
+    FLOATS,
+    PRECISION,
+    VALUE_ROUNDINGS,
+    Expected,
+    bound_of_sum,
+    call,
+    check,
+    check_refused,
+    examples,
+    in_float64,
+    layouts,
+    result_dtype,
+    with_storage,
+)
+from tests.node_cases import NodeCase, axis_name
 
 from onnxgrad.ops.softmax import log_softmax_grad_13, softmax_grad_13
 
@@ -87,3 +106,31 @@ def test_refused(op):
     check_refused(op, ValueError, "dY has shape [2, 3], expected [2, 4] as Y has", a, b)
     check_refused(op, ValueError, "axis is 2, expected -2 to 1 for 2 dimensions", a, a, axis=2)
     check_refused(op, ValueError, "Y is a scalar, expected at least one dimension", np.float32(1), np.float32(1))
+
+
+def expected(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Expected:
+    """A sum along the axis, times a probability that may be an exponential, and a difference."""
+    precision = PRECISION[result_dtype(op, args, kwargs)]
+    g, y = (in_float64(np.asarray(a)) for a in args)
+    expected = op.definition(g, y, **kwargs)
+    axis, is_log = kwargs.get("axis", -1), op.name.startswith("Log")
+    probability = np.exp(y) if is_log else np.abs(y)
+    direct = np.abs(g) if is_log else np.abs(g * y)
+    absolute = np.sum(direct, axis, keepdims=True)
+    terms = np.full_like(absolute, y.shape[axis])
+    bound = (bound_of_sum(precision, terms, absolute) + VALUE_ROUNDINGS * precision.unit * absolute) * probability
+    return (expected,), (with_storage(precision, expected, bound + VALUE_ROUNDINGS * precision.unit * direct),)
+
+
+def node_cases() -> Iterator[NodeCase]:
+    """Small calls for every runtime to run."""
+    for op, axis, dtype in itertools.product((softmax_grad_13, log_softmax_grad_13), (0, -1), FLOATS):
+
+        def make(op=op, axis=axis, dtype=dtype):
+            rng = np.random.default_rng(0)
+            x = rng.standard_normal((4, 20))
+            log = x - np.log(np.exp(x).sum(axis, keepdims=True))
+            y = log if op is log_softmax_grad_13 else np.exp(log)
+            return rng.standard_normal(x.shape).astype(dtype), y.astype(dtype)
+
+        yield NodeCase(op, {"type": str(dtype), "axis": axis_name(axis)}, make, {"axis": axis})

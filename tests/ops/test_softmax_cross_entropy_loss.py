@@ -1,13 +1,35 @@
 """SoftmaxCrossEntropyLossInternal and its gradient against their definitions, PyTorch, and their error sentences."""
 
+import inspect
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.checks import FLOATS, INDICES, call, check, check_refused, examples, layouts
+from tests.checks import (
+    FLOATS,
+    INDICES,
+    PRECISION,
+    REFERENCE,
+    VALUE_ROUNDINGS,
+    Expected,
+    bound_of_sum,
+    call,
+    check,
+    check_refused,
+    examples,
+    in_float64,
+    layouts,
+    result_dtype,
+    with_storage,
+)
 from tests.functions.models import check_functions
+from tests.node_cases import NodeCase, only, without
 
 from onnxgrad.ops.softmax_cross_entropy_loss import (
     softmax_cross_entropy_loss_grad,
@@ -314,3 +336,90 @@ def test_refused_losses():
     for error, text, changed, attributes in refused:
         arguments = [*changed, *(scores, labels, weights)[len(changed) :]]
         check_refused(LOSS, error, text, *arguments, out=out, **attributes)
+
+
+def expected(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Expected:
+    """How far a right kernel may be from the definition."""
+    return (expected_loss if op is softmax_cross_entropy_loss_internal else expected_grad)(op, args, kwargs)
+
+
+def expected_grad(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Expected:
+    """A probability, which is an exponential, minus 1 or not, times a number over a sum of weights in float64."""
+    precision = PRECISION[result_dtype(op, args, kwargs)]
+    wide = [in_float64(a) for a in args]
+    expected = op.definition(*wide, **kwargs)
+    nothing = [wide[0], np.full_like(wide[1], -np.inf), *wide[2:]]  # no probability leaves what is taken off
+    absolute = np.abs(expected) + 2 * np.abs(op.definition(*nothing, **kwargs))
+    bound = VALUE_ROUNDINGS * precision.unit * absolute + 2 * bound_of_sum(REFERENCE, args[2].size, absolute)
+    return (expected,), (with_storage(precision, expected, bound),)
+
+
+def expected_loss(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Expected:
+    """Differences to the highest score and to a logarithm, of a sum of exponentials; losses add up in float64."""
+    precision = PRECISION[result_dtype(op, args, kwargs)]
+    bound = inspect.signature(op.body).bind(*(in_float64(a) for a in args), **kwargs)
+    bound.apply_defaults()
+    given = bound.arguments
+    scores, labels, weights = given["scores"], given["labels"], given["weights"]
+    expected = op.definition(**given)
+    if not scores.size:
+        return expected, tuple(None if e is None else np.zeros_like(e) for e in expected)
+    losses, log_prob = op.definition(**{**given, "reduction": "none", "outputs": None})
+    with np.errstate(invalid="ignore"):
+        apart = scores - np.max(scores, 1, keepdims=True)
+    few = VALUE_ROUNDINGS * precision.unit
+    sizes = [np.where(np.isfinite(x), np.abs(x), 0) for x in (apart, log_prob, losses)]
+    off = bound_of_sum(precision, scores.shape[1], 1.0) + few * (1 + sizes[0] + sizes[1])
+    ignored = labels == (-1 if given["ignore_index"] is None else given["ignore_index"])
+    chosen = np.where(ignored, 0, labels)
+    counts = np.where(ignored, 0, 1 if weights is None else weights[chosen])
+    of_loss = np.take_along_axis(off, np.expand_dims(chosen, 1), 1)[:, 0] * np.abs(counts) + few * sizes[2]
+    if given["reduction"] != "none":
+        of_loss = np.sum(of_loss) + bound_of_sum(REFERENCE, losses.size, np.sum(sizes[2]))
+    if given["reduction"] == "mean":
+        of_loss = of_loss / (np.abs(np.sum(counts)) or 1)
+    pairs = zip(expected, (of_loss, off), strict=True)
+    return expected, tuple(None if e is None else with_storage(precision, e, b) for e, b in pairs)
+
+
+def node_cases() -> Iterator[NodeCase]:
+    """Small calls for every runtime to run."""
+    yield from _loss_cases()
+    yield from _grad_cases()
+
+
+def _loss_cases() -> Iterator[NodeCase]:
+    for dtype, index, weighted, ignored in itertools.product(FLOATS, INDICES, (False, True), (None, 1)):
+        for reduction, shape in (("mean", (4, 5)), ("none", (2, 5, 3))):
+
+            def make(dtype=dtype, index=index, weighted=weighted, ignored=ignored, shape=shape):
+                rng = np.random.default_rng(0)
+                labels = rng.integers(-1 if ignored is None else 0, 5, (shape[0], *shape[2:])).astype(index)
+                weights = rng.uniform(0.5, 2, 5).astype(dtype) if weighted else None
+                return rng.standard_normal(shape).astype(dtype), labels, weights, ignored and np.array(ignored)
+
+            absent = [*([] if weighted else ["weights"]), *([] if ignored else ["ignore_index"])]
+            parameters = {"type": str(dtype), "index": f"{index}_labels", "reduction": reduction}
+            parameters["absent"] = without(absent)
+            yield NodeCase(softmax_cross_entropy_loss_internal, parameters, make, {"reduction": reduction})
+            if dtype == np.float32 and weighted:
+                parameters = {**parameters, "outputs": only(["output"])}
+                how = {"reduction": reduction}
+                yield NodeCase(softmax_cross_entropy_loss_internal, parameters, make, how, outputs=["output"])
+
+
+def _grad_cases() -> Iterator[NodeCase]:
+    for dtype, index, weighted in itertools.product(FLOATS, INDICES, (False, True)):
+        for reduction, shape in (("mean", (4, 5)), ("none", (2, 5, 3))):
+
+            def make(dtype=dtype, index=index, weighted=weighted, reduction=reduction, shape=shape):
+                rng = np.random.default_rng(0)
+                x = rng.standard_normal(shape)
+                label = rng.integers(-1, 5, (shape[0], *shape[2:])).astype(index)
+                dY = np.asarray(rng.standard_normal(label.shape if reduction == "none" else ()), dtype)
+                weight = rng.uniform(0.5, 2, 5).astype(dtype) if weighted else None
+                return dY, (x - np.log(np.exp(x).sum(1, keepdims=True))).astype(dtype), label, weight
+
+            parameters = {"type": str(dtype), "index": f"{index}_label", "reduction": reduction}
+            parameters["absent"] = without([] if weighted else ["weight"])
+            yield NodeCase(softmax_cross_entropy_loss_grad, parameters, make, {"reduction": reduction})

@@ -33,6 +33,7 @@ RANDOM = {
     "RandomUniform",
     "RandomUniformLike",
 }
+SHAPED_BY = {"Reshape": 1, "Expand": 1, "ConstantOfShape": 0}  # which input of ONNX's operators is the output's shape
 Argument = Any  # a Tensor, a number, a list of numbers, an array, or None for an input left out
 
 _current: contextvars.ContextVar["Builder"] = contextvars.ContextVar("builder")
@@ -288,12 +289,14 @@ class Builder:
                 value.dtype = ir.DataType(found.tensor_type.elem_type)
                 if found.tensor_type.HasField("shape"):
                     value.shape = ir.Shape([_dim(d) for d in found.tensor_type.shape.dim])
-        self._fill_in_shape(node)
+        self._fill_in_shape(node, schema)
 
-    def _fill_in_shape(self, node: ir.Node) -> None:
+    def _fill_in_shape(self, node: ir.Node, schema: Any) -> None:
         """A shape that is an input of the node is that of the output, dimensions known by name included."""
-        at = {"Reshape": 1, "Expand": 1, "ConstantOfShape": 0, "GatherGrad": 0, "GatherElementsGrad": 1, "SliceGrad": 1,
-              "GatherNDGrad": 0, "AveragePoolGrad": 1}.get(node.op_type)  # fmt: skip
+        if is_standard(node.domain):
+            at = SHAPED_BY.get(node.op_type)
+        else:  # operators of ours call it `shape`
+            at = next((k for k, declared in enumerate(schema.inputs) if declared.name == "shape"), None)
         if at is None or node.inputs[at] is None:
             return
         held = self.contents_of(node.inputs[at])  # type: ignore[arg-type]

@@ -6,11 +6,9 @@ from typing import Any
 import onnx
 
 from onnxgrad.domains import is_standard
+from onnxgrad.graph.builder import SHAPED_BY
 
 SAME_AS_FIRST_INPUT = {"GroupNormalization", "MeanVarianceNormalization"}  # functions that onnx does not look into
-
-
-SHAPED_BY = {"Reshape": 1, "Expand": 1, "ConstantOfShape": 0}  # which input says the output's shape
 
 
 def infer_shapes(model: onnx.ModelProto, **options: Any) -> onnx.ModelProto:
