@@ -9,7 +9,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from tests.models.networks import BATCH, LENGTH, NETWORKS, OTHER_BATCH, OTHER_LENGTH, Network, made
+from tests.autodiff.networks import BATCH, LENGTH, NETWORKS, OTHER_BATCH, OTHER_LENGTH, Network, made
 
 import onnxgrad
 
