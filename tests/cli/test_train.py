@@ -208,9 +208,7 @@ def test_resuming_with_more_epochs_and_with_other_batches(folder):
     run(*BASE, "--epochs", 1, "-o", "parts.onnx", "--quiet")
     again = (*BASE, "--epochs", 3, "-o", "parts.onnx", "--resume", "parts.safetensors")
     refused = run(*again, "--batch-size", 9, code=2).stderr
-    assert (
-        refused == "onnxgrad: --resume: the run had --batch-size 8, now it is 9, so that its batches would be others\n"
-    )
+    assert refused == "onnxgrad: --resume: the run had --batch-size 8, now it is 9, which changes its batches\n"
     refused = run(*again, "--drop-last", code=2).stderr
     assert "the run had --drop-last not set, now it is set, so" in refused
     run(*again)
@@ -218,7 +216,7 @@ def test_resuming_with_more_epochs_and_with_other_batches(folder):
     run(*again)  # nothing is left to do but to write the model
     assert Path("parts.onnx").read_bytes() == Path("whole.onnx").read_bytes()
     refused = run(*again, "--optimizer", "sgd", code=2).stderr
-    assert refused == "onnxgrad: 'parts.safetensors' is of a run with AdamW, not SGD\n"
+    assert refused == "onnxgrad: 'parts.safetensors' was written with the optimizer AdamW, not SGD\n"
 
 
 def test_settings_from_a_file_and_the_command_line_wins(folder):

@@ -255,7 +255,7 @@ def test_classes_to_leave_out_and_a_device_that_is_not_there(folder):
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         refused = run(*given, "--device", "cuda", code=2).output
-        assert refused.startswith("onnxgrad: device is 'cuda', but") and refused.endswith(": use --device cpu\n")
+        assert refused.startswith("onnxgrad: device is 'cuda', but") and refused.endswith(": use the device 'cpu'\n")
 
 
 def test_texts_with_colons_in_names_and_every_kind():

@@ -157,8 +157,8 @@ def test_what_is_no_model_is_refused(tmp_path):
         add_functions(3)
     with raises(TypeError, f"add_functions: model is a Graph, {expected}"):
         add_functions(onnx_ir.from_proto(model_of([gather_node()], FEEDS)).graph)
-    with raises(FileNotFoundError, "add_functions: 'nowhere.onnx' is no file, expected an ONNX model"):
+    with raises(FileNotFoundError, "add_functions: 'nowhere.onnx' does not exist, expected an ONNX model"):
         add_functions("nowhere.onnx")
     (tmp_path / "model.onnx").write_bytes(b"\xff\xff not a model")
-    with pytest.raises(ValueError, match=r"^add_functions: '.*model.onnx' is no ONNX model"):
+    with pytest.raises(ValueError, match=r"^add_functions: '.*model.onnx' is not an ONNX model"):
         add_functions(tmp_path / "model.onnx")

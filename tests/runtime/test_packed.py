@@ -11,7 +11,7 @@ from tests.runtime.sessions import bits_of, check_session, run_in, session_of
 
 from onnxgrad import slice_grad
 from onnxgrad.runtime import compute, plan
-from onnxgrad.runtime.custom_op import HALF_A_BYTE
+from onnxgrad.runtime.custom_op import FOUR_BIT_TYPES
 from onnxgrad.tensor_types import DTYPES
 
 pytestmark = pytest.mark.skipif(DEVICE != "cpu", reason="speaks of the CPU alone")
@@ -24,7 +24,7 @@ def numbers(shape, name):
     return np.resize(values, shape).astype(DTYPES[name])
 
 
-@pytest.mark.parametrize("name", HALF_A_BYTE)
+@pytest.mark.parametrize("name", FOUR_BIT_TYPES)
 @pytest.mark.parametrize(
     ("shape", "starts", "ends", "steps"),
     [
@@ -79,5 +79,5 @@ def test_no_memory_to_work_in_is_an_error(monkeypatch):
 
     monkeypatch.setattr(plan, "make_plan", huge)
     args = numbers((3,), "int4"), np.array([3]), np.array([0]), np.array([3])
-    with pytest.raises(Exception, match="SliceGrad: there was not memory enough to run it"):
+    with pytest.raises(Exception, match="SliceGrad: there was not enough memory to run it"):
         run_in(session_of(model_of(slice_grad, args, {})), slice_grad, args)

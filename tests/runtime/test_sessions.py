@@ -24,7 +24,7 @@ from onnxgrad.ops.softmax_cross_entropy_loss import (
     softmax_cross_entropy_loss_internal,
 )
 from onnxgrad.runtime import compute, plan
-from onnxgrad.runtime.custom_op import HALF_A_BYTE
+from onnxgrad.runtime.custom_op import FOUR_BIT_TYPES
 
 pytestmark = needs_provider
 F32 = np.dtype(np.float32)
@@ -35,7 +35,7 @@ def runs_here(case):
     """The CUDA provider has no kernels for types of half a byte, and some operators have none for GPUs."""
     if DEVICE == "cpu":
         return True
-    return (case.op.on_host_only or runs_on_gpus(case.op)) and case.parameters.get("type") not in HALF_A_BYTE
+    return (case.op.on_host_only or runs_on_gpus(case.op)) and case.parameters.get("type") not in FOUR_BIT_TYPES
 
 
 @pytest.mark.parametrize("case", [*filter(runs_here, all_cases())], ids=str)
@@ -106,7 +106,7 @@ def test_no_memory_to_work_in_is_an_error(monkeypatch):
     monkeypatch.setattr(plan, "make_plan", huge)
     args = np.array([40, 64]), np.array([0, 1]), np.ones((2, 64), F32)
     session = session_of(model_of(gather_grad, args, {}))
-    with pytest.raises(Exception, match="GatherGrad: there was not memory enough to run it"):
+    with pytest.raises(Exception, match="GatherGrad: there was not enough memory to run it"):
         session.run(None, feeds_of(gather_grad, args))
 
 

@@ -49,7 +49,7 @@ def test_what_does_not_fit(tmp_path):
     path = tmp_path / "run.safetensors"
     trainer = Trainer(*args, **how)
     trainer.save(path)
-    with raises(ValueError, f"{str(path)!r} is of a run with Adam, not SGD"):
+    with raises(ValueError, f"{str(path)!r} was written with the optimizer Adam, not SGD"):
         Trainer.load(path, *args[:2], optim.SGD(), **how)
     with raises(ValueError, f"{str(path)!r} has 'optimizer/m/fc0.bias': it belongs to another model, or to other "
                 "trainable parameters"):  # fmt: skip

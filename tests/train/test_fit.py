@@ -143,8 +143,8 @@ def test_a_bad_number_leaves_the_last_good_state(tmp_path):
     with pytest.raises(TrainingStoppedError) as caught:
         trainer().fit(batches, 2, quiet=True, checkpoint=path)
     assert str(caught.value) == (
-        "step 5: the loss is nan, and so is the gradient of 'fc0.weight'; the parameters are those before the step; "
-        f"the state before it is in {str(path)!r}"
+        "step 5: the loss is nan: the gradient of 'fc0.weight' is not finite; the parameters are those before the step"
+        f"; the state before it is in {str(path)!r}"
     )
     good, mine = trainer(), trainer()
     for one in batches[:4]:
@@ -167,14 +167,16 @@ def test_save_every_and_bad_plans(tmp_path):
     assert found == [0, 0, 0, 3, 3, 3, 6, 6]  # the last one is told before the epoch's checkpoint is written
     with raises(ValueError, "fit: epochs is 0, expected a number of at least 1"):
         trainer().fit(data(), 0)
-    with raises(ValueError, "fit: save_every needs the name of a checkpoint"):
+    with raises(ValueError, "fit: save_every needs a checkpoint, the file to write"):
         trainer().fit(data(), save_every=2)
     missing = tmp_path / "no" / "run.safetensors"
     with raises(
         FileNotFoundError, f"fit: {str(missing.parent)!r} does not exist, so no checkpoint can be written there"
     ):
         trainer().fit(data(), checkpoint=missing)
-    with raises(ValueError, "fit: there are no batches; an iterator is used up after one epoch"):
+    with raises(
+        ValueError, "fit: there are no batches; give a list or Batches, an iterator is used up after one epoch"
+    ):
         trainer().fit([], quiet=True)
 
 

@@ -106,7 +106,7 @@ def test_several_losses_and_one_of_your_own():
 
 
 def test_what_is_refused():
-    with raises(ValueError, "MSE: 'z' is no output of the model, expected y"):
+    with raises(ValueError, "MSE: 'z' is not an output of the model, expected y"):
         model_with(losses.MSE("z"))
     with raises(ValueError, "MSE: reduction is 'all', expected one of 'mean', 'sum'"):
         losses.MSE("y", reduction="all")
@@ -118,5 +118,5 @@ def test_what_is_refused():
         model_with(losses.CrossEntropy("y", axis=3))
     with raises(ValueError, "the loss has shape [4, 5, 3], expected a scalar: reduce it"):
         model_with(losses.Custom("y", lambda y, t: y - t))
-    with raises(TypeError, "a loss is added to a int, expected another loss"):
+    with raises(TypeError, "a int is added to a loss, expected another loss"):
         losses.MSE("y") + 1

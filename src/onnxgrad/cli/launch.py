@@ -19,7 +19,9 @@ def communicator() -> Any:
     try:
         from mpi4py import MPI
     except ImportError as error:
-        raise ValueError(f"started by mpiexec, but there is no mpi4py: pip install onnxgrad[mpi] ({error})") from None
+        raise ValueError(
+            f"mpiexec started this process, but mpi4py is not installed: pip install onnxgrad[mpi] ({error})"
+        ) from None
     return MPI.COMM_WORLD if MPI.COMM_WORLD.size > 1 else None
 
 

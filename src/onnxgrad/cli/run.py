@@ -43,8 +43,8 @@ def earlier_events(options: Options, files: Files, steps: int) -> list[Event]:
         now = asdict(options)[name]
         if name in before and before[name] != now:
             raise ValueError(
-                f"--resume: the run had --{name.replace('_', '-')} {_told(before[name])}, now it is {_told(now)}, so "
-                "that its batches would be others"
+                f"--resume: the run had --{name.replace('_', '-')} {_told(before[name])}, now it is {_told(now)}, "
+                "which changes its batches"
             )
     return up_to(found, steps)
 

@@ -71,11 +71,11 @@ def _loaded(model: Any) -> ModelProto:
     if isinstance(model, (str, os.PathLike)):
         path = Path(model)
         if not path.is_file():
-            raise FileNotFoundError(f"add_functions: {str(path)!r} is no file, expected an ONNX model")
+            raise FileNotFoundError(f"add_functions: {str(path)!r} does not exist, expected an ONNX model")
         try:
             return onnx.load(path)
         except Exception as error:  # protobuf's own errors tell no reader anything
-            raise ValueError(f"add_functions: {str(path)!r} is no ONNX model ({type(error).__name__})") from None
+            raise ValueError(f"add_functions: {str(path)!r} is not an ONNX model ({type(error).__name__})") from None
     if isinstance(model, ModelProto):
         copy = ModelProto()
         copy.CopyFrom(model)

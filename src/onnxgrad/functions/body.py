@@ -210,7 +210,7 @@ class Body:
             return value
         if isinstance(value, Sequence):
             return self.ints(*value)
-        raise TypeError(f"{value!r} is no operand: a number needs a tensor whose type it can take")
+        raise TypeError(f"{value!r} cannot be an operand: a number takes its type from a tensor beside it")
 
     def _fresh(self) -> Value:
         self._count += 1

@@ -46,7 +46,8 @@ def append_loss(builder: Builder, loss: Sequence[Term] | str, weights: ir.Value 
     for number, part in enumerate(loss):
         if part.prediction not in outputs:
             raise ValueError(
-                f"{type(part).__name__}: {part.prediction!r} is no output of the model, expected {', '.join(outputs)}"
+                f"{type(part).__name__}: {part.prediction!r} is not an output of the model, expected "
+                f"{', '.join(outputs)}"
             )
         prediction = builder.tensor(outputs[part.prediction])
         with builder.at_work(f"{part.prediction}_loss"):

@@ -17,7 +17,7 @@ ELEMENT_TYPES = {
     "double": 11, "uint32": 12, "uint64": 13, "bfloat16": 16, "float8e4m3fn": 17,
     "float8e4m3fnuz": 18, "float8e5m2": 19, "float8e5m2fnuz": 20, "uint4": 21, "int4": 22, "float4e2m1": 23,
 }  # fmt: skip
-HALF_A_BYTE = ("uint4", "int4", "float4e2m1")  # two in a byte: see packed.py; the CPU provider alone has them
+FOUR_BIT_TYPES = ("uint4", "int4", "float4e2m1")  # two in a byte: see packed.py; the CPU provider alone has them
 REQUIRED, OPTIONAL = 0, 1
 ON_DEVICE, ON_HOST = 0, -2  # OrtMemTypeDefault, OrtMemTypeCPUInput
 ANY_VERSION = 2**31 - 1
@@ -65,7 +65,7 @@ class Overload(NamedTuple):
 
 def overloads_of(op: Op[..., Any], provider: bytes) -> list[Overload]:
     """One for each combination of types that onnxruntime has, and the provider's kernels take."""
-    offered = [t for t in ELEMENT_TYPES if provider == b"CPUExecutionProvider" or t not in HALF_A_BYTE]
+    offered = [t for t in ELEMENT_TYPES if provider == b"CPUExecutionProvider" or t not in FOUR_BIT_TYPES]
     variables: dict[str, list[str]] = {}
     for constraint in (*(i.constraint for i in op.inputs), *(o.constraint for o in op.outputs)):
         variables.setdefault(constraint.name, [t for t in constraint.types if t in offered])

@@ -21,7 +21,7 @@ def words_of(value: Any) -> list[Any]:
     """An argument as Numba hands it over: numbers, and the array itself where its address belongs."""
     if isinstance(value, np.ndarray):
         if not value.flags.c_contiguous:
-            raise TypeError("a kernel takes an array that is not in C order, of which a plan keeps no copy")
+            raise TypeError("a kernel takes an array that is not in C order, which a plan cannot keep")
         strides = [int(s) for s in value.strides]
         return [0, 0, value.size, value.itemsize, value, *(int(d) for d in value.shape), *strides]
     if isinstance(value, tuple):
@@ -30,7 +30,7 @@ def words_of(value: Any) -> list[Any]:
         return [int(value)]
     if isinstance(value, float):
         return [int(np.float64(value).view(np.int64))]
-    raise TypeError(f"a kernel takes a {type(value).__name__}, of which native code knows nothing")
+    raise TypeError(f"a kernel takes a {type(value).__name__}, which native code cannot pass")
 
 
 def prepare(call: Call) -> tuple[int, list[Any]]:
@@ -51,7 +51,7 @@ def _address(native: Any, kinds: tuple[Any, ...]) -> int:
     arguments = context.get_arg_packer(kinds).argument_types
     gives = compiled.signature.return_type
     if gives not in (types.int64, types.none):
-        raise TypeError(f"{native.py_func.__name__} gives {gives}, expected an int64 or nothing")
+        raise TypeError(f"{native.py_func.__name__} returns {gives}, expected an int64 or nothing")
 
     module = ir.Module("onnxgrad_call")
     name = f"onnxgrad_call_{target}"

@@ -1,4 +1,4 @@
-"""Types of half a byte: onnxruntime packs two elements into a byte, kernels take each in a byte of its own."""
+"""int4, uint4 and float4: onnxruntime packs two elements into a byte, kernels take each in a byte of its own."""
 
 from typing import Any
 
@@ -9,11 +9,11 @@ from onnxgrad.cpu.core.jit import native
 from onnxgrad.cpu.core.memory import workspace
 from onnxgrad.cpu.core.parallel import parallel
 from onnxgrad.cpu.core.threads import launch
-from onnxgrad.runtime.custom_op import HALF_A_BYTE
+from onnxgrad.runtime.custom_op import FOUR_BIT_TYPES
 from onnxgrad.tensor_types import DTYPES, Array
 
 CHUNK = 1 << 16  # pairs in one task
-_dtypes = {DTYPES[name] for name in HALF_A_BYTE}
+_dtypes = {DTYPES[name] for name in FOUR_BIT_TYPES}
 
 
 def is_packed(dtype: np.dtype[Any]) -> bool:

@@ -54,7 +54,7 @@ def bridge() -> tuple[ctypes.CDLL, str]:
     """The library that onnxruntime loads, and its path: loaded twice it is still one."""
     found = sorted(Path(__file__).parent.glob("_bridge*.so")) + sorted(Path(__file__).parent.glob("_bridge*.pyd"))
     if not found:
-        raise ImportError("onnxgrad was installed without its C part: install it again, with a C compiler at hand")
+        raise ImportError("onnxgrad was installed without its C extension: install a C compiler, then onnxgrad again")
     return ctypes.CDLL(str(found[0])), str(found[0])
 
 
@@ -90,7 +90,7 @@ def _domains(api_address: int) -> list[int]:
 def _check(api: Api, status: int) -> None:
     if status:
         api.call("ReleaseStatus", status)
-        raise RuntimeError("onnxruntime does not take onnxgrad's operators: is its version older than 1.25?")
+        raise RuntimeError("onnxruntime rejects onnxgrad's operators: install onnxruntime 1.25 or newer")
 
 
 @ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
@@ -100,7 +100,7 @@ def _hook(options: int, base: int) -> int | None:
         get_api = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_uint32)
         address = get_api(ctypes.cast(base, ctypes.POINTER(ctypes.c_void_p))[0] or 0)(ort.VERSION)
         if not address:
-            raise RuntimeError("this onnxruntime is too old for onnxgrad, which needs 1.25 or newer")
+            raise RuntimeError("this onnxruntime is too old: install onnxruntime 1.25 or newer")
         api = Api(address)
         for domain in _domains(address):
             _check(api, api.call("AddCustomOpDomain", options, domain))
@@ -228,7 +228,7 @@ def _explain(number: int, context: int, key: int, length: int, data: int, answer
                 continue
             inputs.append(_array_at(addresses[k], shape, node.dtypes[k]))
         node.op(*inputs, **node.attributes)
-        raise MemoryError(f"{node.op.name}: there was not memory enough to run it")
+        raise MemoryError(f"{node.op.name}: there was not enough memory to run it")
 
     words[1] = kernels.guarded(run, kernel.api, node.name)
 

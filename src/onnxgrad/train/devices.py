@@ -116,7 +116,7 @@ class Cuda:
         except ImportError as error:
             raise ImportError(f"Trainer: device 'cuda' needs torch: pip install onnxgrad[cuda] ({error})") from None
         if not torch.cuda.is_available():
-            raise RuntimeError("Trainer: device is 'cuda', but torch finds no GPU: use device='cpu'")
+            raise RuntimeError("Trainer: device is 'cuda', but torch finds no GPU: use the device 'cpu'")
         import onnxruntime
 
         if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():

@@ -22,7 +22,7 @@ Log = Callable[[dict[str, Any]], None]
 
 
 class TrainingStoppedError(ArithmeticError):
-    """The loss or a gradient is no longer a number: an ArithmeticError, which says where the last good state is."""
+    """The loss or a gradient is not finite: an ArithmeticError, which says where the last good state is."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class FitOptions:
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
                 raise ValueError(f"fit: {name} is {value!r}, expected a number of at least {least}")
         if self.save_every is not None and self.checkpoint is None:
-            raise ValueError("fit: save_every needs the name of a checkpoint")
+            raise ValueError("fit: save_every needs a checkpoint, the file to write")
 
     def expect_place(self) -> None:
         """Raises one sentence if no checkpoint can be written where it belongs."""
@@ -127,7 +127,9 @@ def _epoch(trainer: "Trainer", options: FitOptions, position: Position, progress
         if ranks.stop:
             raise _Signalled
     if not position.batches:
-        raise on_every_rank(ValueError("fit: there are no batches; an iterator is used up after one epoch"))
+        raise on_every_rank(
+            ValueError("fit: there are no batches; give a list or Batches, an iterator is used up after one epoch")
+        )
     trainer.expect_no_drift()
     found = {} if options.validation is None else trainer.evaluate(options.validation, options.metrics)
     seconds = time.perf_counter() - start

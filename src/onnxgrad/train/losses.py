@@ -82,7 +82,7 @@ class Loss(Total):
 def parts_of(total: Total) -> tuple[Loss, ...]:
     """The losses that a sum is of; anything else is refused."""
     if not isinstance(total, Total):
-        raise TypeError(f"a loss is added to a {type(total).__name__}, expected another loss")
+        raise TypeError(f"a {type(total).__name__} is added to a loss, expected another loss")
     return total.parts
 
 
@@ -165,7 +165,7 @@ class CrossEntropy(_ReducedLoss):
         if not 0 <= self.label_smoothing <= 1:
             raise ValueError(f"CrossEntropy: label_smoothing is {self.label_smoothing!r}, expected 0 to 1")
         if self.probabilities and self.ignore_index is not None:
-            raise ValueError("CrossEntropy: ignore_index is for class numbers, the targets are probabilities")
+            raise ValueError("CrossEntropy: ignore_index is for class numbers, but the targets are probabilities")
 
     @property
     def _counts_targets(self) -> bool:
@@ -213,9 +213,9 @@ class CrossEntropy(_ReducedLoss):
         return plain * (1 - self.label_smoothing) + self._smooth(prediction, target, weights)
 
     def wrong_class(self, target: Array, shape: Sequence[Any] | None) -> tuple[tuple[int, ...], str] | None:
-        """Where a target is no class and not ignored, and what was expected; `shape` is the prediction's, if known.
+        """Where a target is neither a class nor ignored, and what was expected; `shape` is the prediction's, if known.
 
-        Such a target would train other classes, or none, without a word.
+        Such a target would train other classes, or none, without an error.
         """
         if self.probabilities or target.dtype.kind not in "iu" or target.size == 0:
             return None
@@ -240,7 +240,7 @@ class CrossEntropy(_ReducedLoss):
         shape = [1, len(per_class), *[1] * (prediction.rank - 2)]
         classes = op.CastLike(op.Gather(op.Shape(prediction), 1, axis=0), prediction)
         total = -op.ReduceSum(scores * per_class.reshape(shape), [1], keepdims=0) * (self.label_smoothing / classes)
-        ignored = -1 if self.ignore_index is None else self.ignore_index  # -1 is no class, so it ignores nothing
+        ignored = -1 if self.ignore_index is None else self.ignore_index  # -1 is not a class, so it ignores nothing
         counts = op.CastLike(~target.equals(ignored), prediction)
         total = op.ReduceSum(total * counts, keepdims=0)
         if self.reduction == "sum":

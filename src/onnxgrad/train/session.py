@@ -43,7 +43,7 @@ class Session:
         self._session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=providers)
         if device.name == "cuda" and "CUDAExecutionProvider" not in self._session.get_providers():
             raise RuntimeError(
-                "Trainer: onnxruntime could not start its CUDA provider; its warnings say what it misses"
+                "Trainer: onnxruntime could not start its CUDA provider: its warnings say which library is missing"
             )
         self._kept = [inputs, outputs, weights, values]  # onnxruntime has their addresses
         self._device, self._validate = device, validate

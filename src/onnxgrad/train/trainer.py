@@ -220,7 +220,7 @@ class Trainer:
         self._device.run("squares", chunks, grad, self._sums)
         self.gradient_norm = math.sqrt(float(self._state.of_all_chunks(self._sums).sum()))
         if not math.isfinite(self.gradient_norm):
-            self._stop("a gradient is no number")
+            self._stop(f"the norm of the gradient is {self.gradient_norm}")
         if self._clip_norm is not None and self.gradient_norm > self._clip_norm:
             self._device.run("scale", chunks, grad, self._clip_norm / (self.gradient_norm + 1e-6))
         if self._clip_value is not None:
@@ -231,7 +231,7 @@ class Trainer:
         mine = next((k for k, (_, g) in enumerate(arrays) if not np.isfinite(g).all()), len(self.gradients))
         first = min(self.ranks.all_gather(mine))
         bad = next(islice(self.gradients, first, None), None)
-        told = f", and so is the gradient of {bad!r}" if bad is not None else ""
+        told = f": the gradient of {bad!r} is not finite" if bad is not None else ""
         text = f"step {self.steps + 1}: {why}{told}; the parameters are those before the step"
         raise on_every_rank(TrainingStoppedError(text))
 
@@ -264,7 +264,7 @@ class Trainer:
 
         `checkpoint` is written after every epoch, and after every `save_every` updates. Ctrl-C and SIGTERM end training
         when the step at hand is done: the state is saved, in `checkpoint` or in onnxgrad-stopped.safetensors, and the
-        KeyboardInterrupt says where. So is the last good state when the loss is no longer a number. A trainer with the
+        KeyboardInterrupt says where. So is the last good state when the loss is not finite. A trainer with the
         state of such a file goes on where that fit() was, with the next batch of the epoch. `log` is called with
         a dict for every update (event "step", epoch, step, loss, lr, gradient_norm, seconds) and for every epoch (event
         "epoch", epoch, step, loss, seconds, validation).
@@ -318,9 +318,11 @@ class Trainer:
     def _read(self, path: Path, slots: Mapping[str, Any]) -> dict[str, Any]:
         arrays, facts = read_checkpoint(path)
         if facts["optimizer"] != self.optimizer.name:
-            raise ValueError(f"{str(path)!r} is of a run with {facts['optimizer']}, not {self.optimizer.name}")
+            raise ValueError(
+                f"{str(path)!r} was written with the optimizer {facts['optimizer']}, not {self.optimizer.name}"
+            )
         if facts["waiting"] and self._total is None:
-            raise ValueError(f"{str(path)!r} was saved between micro-batches: set accumulate as it was")
+            raise ValueError(f"{str(path)!r} was saved between micro-batches: set accumulate to the number that it had")
         targets = self._named(slots, self._total if facts["waiting"] else None)
         check_arrays(targets, arrays, str(path))
         for name, target in targets.items():
@@ -379,7 +381,7 @@ def _type_of_output(model: ir.Model, name: str) -> Any:
 
 
 def _expect_classes(predicted: Sequence[tuple[CrossEntropy, Sequence[Any] | None]], batch: Mapping[str, Any]) -> None:
-    """Raises if a target of a batch is no class; with the shape of what predicts each."""
+    """Raises if a target of a batch is not a class; with the shape of each loss's prediction."""
     for part, shape in predicted:
         target = batch.get(part.target)
         wrong = part.wrong_class(target, shape) if isinstance(target, np.ndarray) else None
@@ -388,5 +390,5 @@ def _expect_classes(predicted: Sequence[tuple[CrossEntropy, Sequence[Any] | None
             at, expected = wrong
             raise ValueError(
                 f"the batch's {part.target} has the class {target[at]} at {list(at)}, expected {expected}; "
-                f"CrossEntropy(…, ignore_index={target[at]}) leaves such out"
+                f"CrossEntropy(…, ignore_index={target[at]}) leaves it out"
             )

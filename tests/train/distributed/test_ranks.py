@@ -133,14 +133,15 @@ REFUSED = {
     "a_bad_batch_on_all_ranks": "ValueError: the batch lacks 'target', expected x, target",
     "an_iterator_that_raises": "RankError: rank 1: the disk is gone",
     "fewer_batches_on_one_rank":
-        "RankError: rank 1 ran out of batches before others: every rank needs the same number of them",
+        "RankError: rank 1 ran out of batches before the others: give every rank the same number of batches",
     "drift":
         "RankError: the ranks have drifted apart: after step 1, 'fc.bias' on rank 1 is not that of rank 0",
     "other_settings": "ValueError: Trainer: seed on rank 1 is not that of rank 0",
     "a_loss_that_is_no_number":
-        "TrainingStoppedError: step 2: the loss is nan, and so is the gradient of 'conv.weight'; the parameters are "
-        "those before the step; the state before it is in '{folder}/nan.safetensors'",
-    "no_batches": "ValueError: fit: there are no batches; an iterator is used up after one epoch",
+        "TrainingStoppedError: step 2: the loss is nan: the gradient of 'conv.weight' is not finite; the parameters "
+        "are those before the step; the state before it is in '{folder}/nan.safetensors'",
+    "no_batches":
+        "ValueError: fit: there are no batches; give a list or Batches, an iterator is used up after one epoch",
     "no_folder":
         "FileNotFoundError: fit: '/no/folder' does not exist, so no checkpoint can be written there",
     "nothing_to_restore":
@@ -150,7 +151,7 @@ REFUSED = {
         "ValueError: the model takes batches of a fixed size, so that 2 ranks cannot split one: give the first "
         "dimension of its inputs a name in place of a number",
     "no_communicator_of_mpi4py":
-        "TypeError: Trainer: communicator is a str, expected one of mpi4py, as MPI.COMM_WORLD",
+        "TypeError: Trainer: communicator is a str, expected one of mpi4py, such as MPI.COMM_WORLD",
 }  # fmt: skip
 
 

@@ -95,7 +95,8 @@ class Ranks(SingleProcess):
             raise ImportError(f"Trainer: a communicator needs mpi4py: pip install onnxgrad[mpi] ({error})") from None
         if not isinstance(communicator, MPI.Intracomm):
             raise TypeError(
-                f"Trainer: communicator is a {type(communicator).__name__}, expected one of mpi4py, as MPI.COMM_WORLD"
+                f"Trainer: communicator is a {type(communicator).__name__}, expected one of mpi4py, such as "
+                "MPI.COMM_WORLD"
             )
         super().__init__()
         self._mpi, self._world = MPI, communicator.Dup()
@@ -173,7 +174,9 @@ class Ranks(SingleProcess):
             if there.min() != there.max():
                 without = _ranks(np.flatnonzero(there == 0))
                 raise on_every_rank(
-                    RankError(f"{without} ran out of batches before others: every rank needs the same number of them")
+                    RankError(
+                        f"{without} ran out of batches before the others: give every rank the same number of batches"
+                    )
                 )
             if not found:
                 return
