@@ -35,3 +35,11 @@ def test_the_examples_of_the_readme_print_what_it_says(code, printed, tmp_path):
 def test_the_readme_names_the_two_commands():
     text = (ROOT / "README.md").read_text()
     assert "make demo" in text and "make test" in text
+
+
+def test_the_glossary_is_sorted_and_names_files_that_exist():
+    rows = re.findall(r"^\| (?!term)(\w.*?) \| .* \| (.*) \|$", (ROOT / "docs" / "glossary.md").read_text(), re.M)
+    terms = [term for term, _ in rows]
+    assert terms == sorted(terms, key=str.lower)
+    paths = [path for _, places in rows for path in re.findall("`(.*?)`", places)]
+    assert [p for p in paths if not ((ROOT / "src" / "onnxgrad" / p).exists() or (ROOT / p).exists())] == []
