@@ -1,4 +1,4 @@
-"""Batches: what goes into one step, checked against the inputs of the session; and arrays cut into shuffled batches."""
+"""Batches: arrays of examples cut into shuffled batches, and the check of a batch against the inputs of a session."""
 
 import itertools
 import zipfile
@@ -23,13 +23,13 @@ NUMPY_TYPES = {
 
 
 class BatchChecker:
-    """Turns a batch into the arrays that a session takes, or says in one sentence what is wrong with it."""
+    """Converts a batch to the arrays that a session takes, or raises one sentence that says what is wrong with it."""
 
     def __init__(self, inputs: Sequence[Any], on_gpu: bool = False) -> None:
-        """`inputs` are the session's own descriptions of its inputs; with `on_gpu` tensors there are taken as well."""
+        """`inputs` are the session's descriptions of its inputs; with `on_gpu` tensors on a GPU are taken as well."""
         self._on_gpu = on_gpu
         self._expected = {i.name: (_numpy_type(i), list(i.shape)) for i in inputs}
-        # What fits as it is: a step's caches are full of numbers, so that every line of Python is slow.
+        # Arrays that fit take a short path: a step leaves the caches full of numbers, so every line of Python is slow.
         self._fixed = {
             name: (dtype, tuple(shape))
             for name, (dtype, shape) in self._expected.items()
@@ -65,7 +65,7 @@ class BatchChecker:
         return np.ascontiguousarray(array, dtype).reshape(array.shape)
 
     def _checked_on_gpu(self, name: str, tensor: Any, named: dict[str, tuple[int, str]]) -> Any:
-        """A tensor of torch that stays where it is."""
+        """A torch tensor, which stays on the GPU."""
         dtype, _ = self._expected[name]
         kind = str(tensor.dtype).removeprefix("torch.")
         if not self._on_gpu or not hasattr(tensor, "data_ptr"):
@@ -114,10 +114,10 @@ def slice_of(examples: int, rank: int, size: int) -> slice:
 
 
 class Batches:
-    """Arrays of examples, cut into batches of `size`, in a new random order each time they are gone through.
+    """Arrays of examples, cut into batches of `size`, in a new random order for each epoch.
 
     `data` is a dict of arrays with the examples along the first axis, the path of an .npz or .parquet file, or a
-    Hugging Face `datasets.Dataset`. The order depends on `seed` and on how often it was gone through, nothing else.
+    Hugging Face `datasets.Dataset`. The order depends only on `seed` and the number of the epoch.
     """
 
     def __init__(self, data: Any, size: int, *, shuffle: bool = True, seed: int = 0, drop_last: bool = False) -> None:
@@ -125,7 +125,7 @@ class Batches:
             raise ValueError(f"Batches: size is {size!r}, expected a number of examples")
         self.arrays, self.size, self.shuffle, self.seed, self.drop_last = _arrays(data), size, shuffle, seed, drop_last
         self.examples = _examples(self.arrays, "Batches")
-        self.epoch = 0  # how often it was gone through
+        self.epoch = 0  # epochs begun
 
     def __len__(self) -> int:
         whole, rest = divmod(self.examples, self.size)
@@ -135,7 +135,7 @@ class Batches:
         return self.starting_at(0)
 
     def starting_at(self, first: int) -> Iterator[dict[str, Array]]:
-        """Goes through it once, without the first batches; a class of yours that changes batches overrides this."""
+        """One epoch, without the first batches; a subclass of yours that changes batches overrides this."""
         for chosen in itertools.islice(self._chosen(), first, None):
             yield {name: a[chosen] for name, a in self.arrays.items()}
 
@@ -160,7 +160,7 @@ class Batches:
 
     @property
     def _is_changed(self) -> bool:
-        """Whether batches are what a class of the user's makes of them, so that only it can make them."""
+        """Whether a subclass changes batches, so that only its own method can make them."""
         return type(self).starting_at is not Batches.starting_at
 
     def _chosen(self) -> Iterator[Array]:
@@ -223,14 +223,14 @@ def _read_parquet(path: Path, subject: str) -> tuple[dict[str, Any], dict[str, A
     for name in table.column_names:
         column = table.column(name)
         kind = column.type
-        while hasattr(kind, "value_type"):  # lists, of lists
+        while hasattr(kind, "value_type"):  # lists, or lists of lists
             kind = kind.value_type
         columns[name], dtypes[name] = column.to_pylist(), kind.to_pandas_dtype()
     return columns, dtypes
 
 
 def _examples(arrays: Mapping[str, Array], subject: str) -> int:
-    """How many there are, the same number in all arrays."""
+    """The number of examples, the same in all arrays."""
     single = next((name for name, a in arrays.items() if a.ndim == 0), None)
     if single is not None:
         raise ValueError(f"{subject}: {single!r} is a single value, expected examples along the first dimension")
@@ -244,7 +244,7 @@ def _examples(arrays: Mapping[str, Array], subject: str) -> int:
 def _column(name: str, values: Any, subject: str) -> Array:
     try:
         array = np.asarray(values)
-    except ValueError:  # NumPy's word for lists of different lengths
+    except ValueError:  # NumPy's error for lists of different lengths
         array = np.empty(0, object)
     if array.dtype == object:
         raise ValueError(

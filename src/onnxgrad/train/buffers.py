@@ -18,7 +18,7 @@ class ParameterSlice(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Elements."""
+        """The number of elements."""
         return int(np.prod(self.shape))
 
 
@@ -68,7 +68,7 @@ class Buffers:
         return array[part.start : part.start + part.size].reshape(part.shape)
 
     def views(self, array: Any) -> dict[str, Any]:
-        """All of them, by name."""
+        """All parameters, by name."""
         return {part.name: self.view(array, part) for part in self.slices}
 
     def chunks(self, group_of: Mapping[str, int], shard: int | None = None) -> Chunks:

@@ -1,4 +1,4 @@
-"""Where a trainer keeps its arrays and runs its kernels: NumPy and the CPU's threads, or torch's tensors on a GPU."""
+"""Devices: where a trainer keeps its arrays and runs its kernels: NumPy and threads, or torch tensors on a GPU."""
 
 import contextlib
 import functools
@@ -10,12 +10,12 @@ import numpy as np
 from onnxgrad.cpu.core.threads import launch
 from onnxgrad.tensor_types import Array
 
-BYTES = 4  # of a number, as a rule
-ALIGNMENT = 64  # bytes: a cache line, and as much as any vector instruction asks for
+BYTES = 4  # of a number, usually
+ALIGNMENT = 64  # bytes: a cache line, and as much as any vector instruction needs
 
 
 class Device(Protocol):
-    """What the trainer asks of one; arrays are NumPy's on the CPU and torch's on a GPU."""
+    """What a trainer needs of a device; arrays are NumPy's on the CPU and torch's on a GPU."""
 
     name: str
     chunk: int  # elements of a parameter that one task updates
@@ -23,7 +23,7 @@ class Device(Protocol):
 
     @property
     def has_amx(self) -> bool:
-        """Whether PermutedMatMul is faster than what onnxruntime multiplies with."""
+        """Whether AMX is there, on which PermutedMatMul is faster than onnxruntime's MatMul."""
 
     def zeros(self, length: int, dtype: Any) -> Any:
         """A new vector."""
@@ -35,26 +35,26 @@ class Device(Protocol):
         """The array, or a copy of it, in the CPU's memory."""
 
     def copy(self, target: Any, source: Any) -> None:
-        """target[...] = source; the source may be of NumPy."""
+        """target[...] = source; the source may be a NumPy array."""
 
     def staging(self, length: int, dtype: Any) -> Array | None:
-        """A vector on the host for `fetch`; None where arrays are there anyway."""
+        """A vector on the host for `fetch`; None where arrays are on the host anyway."""
 
     def fetch(self, target: Array, source: Any) -> None:
-        """Copies what is on the device into a vector that `staging` gave."""
+        """Copies an array of the device into a vector from `staging`."""
 
     def address(self, array: Any) -> int:
-        """Of its first element."""
+        """The address of its first element."""
 
     def run(self, kernel: str, chunks: Any, *args: Any) -> None:
-        """A function of the device's core/optimizers.py, for buffers.Chunks."""
+        """Runs a function of the device's core/optimizers.py on buffers.Chunks."""
 
     def at_work(self) -> contextlib.AbstractContextManager[None]:
-        """Around all of a step: what happens in it is ordered, also with what comes before and after."""
+        """Around a step: its work is ordered, also with the work before and after it."""
 
 
 class Cpu:
-    """The CPU, all the threads that onnxgrad.set_num_threads allows."""
+    """The CPU, with all threads that onnxgrad.set_num_threads allows."""
 
     name = "cpu"
     chunk = 1 << 15
@@ -62,7 +62,7 @@ class Cpu:
 
     @property
     def has_amx(self) -> bool:
-        from onnxgrad.cpu.core.matmul.amx import have_tiles  # here, since it loads Numba
+        from onnxgrad.cpu.core.matmul.amx import have_tiles  # imported here because it loads Numba
 
         return have_tiles()
 
@@ -127,12 +127,12 @@ class Cuda:
         if local_rank is not None:
             torch.cuda.set_device(local_rank % torch.cuda.device_count())
         if hasattr(onnxruntime, "preload_dlls"):
-            onnxruntime.preload_dlls()  # the libraries of CUDA that torch brought
+            onnxruntime.preload_dlls()  # the CUDA libraries that torch brought
         self._torch, self._where, self._stream = torch, "cuda", torch.cuda.Stream()
         settings = {
             "device_id": str(torch.cuda.current_device()),
             "user_compute_stream": str(self._stream.cuda_stream),
-            "use_tf32": str(int(torch.backends.cuda.matmul.allow_tf32)),  # off, if it is not switched on for torch
+            "use_tf32": str(int(torch.backends.cuda.matmul.allow_tf32)),  # off, unless it is on for torch
         }
         self.providers: Sequence[Any] = (("CUDAExecutionProvider", settings), "CPUExecutionProvider")
 

@@ -1,4 +1,4 @@
-"""evaluate(): losses and metrics of batches that nothing is learnt from; each rank evaluates some of them."""
+"""evaluate(): loss and metrics of batches, without training on them; each rank evaluates some of them."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
@@ -36,7 +36,7 @@ class Evaluation:
         self._graph, self._session, self._device, self._targets, self._ranks = graph, session, device, targets, ranks
 
     def __call__(self, batches: Iterable[Mapping[str, Any]], metrics: Mapping[str, Metric]) -> dict[str, float]:
-        """Means by examples."""
+        """Means over examples."""
         mine: list[Measured] = []
         error = None
         with self._ranks.together():
@@ -45,7 +45,7 @@ class Evaluation:
                     Measured(number, examples_of(batch, self._targets), self._measured(batch, metrics))
                     for number, batch in self._round_robin(batches)
                 )
-            except Exception as problem:  # all ranks raise it, once all have come to their end
+            except Exception as problem:  # all ranks raise it, once all are done
                 error = problem
             found = [one for theirs in self._ranks.all_gather(mine, error) for one in theirs]
         if not found:

@@ -27,7 +27,7 @@ class TrainingStoppedError(ArithmeticError):
 
 @dataclass(frozen=True)
 class Record:
-    """One epoch of fit(): its number, updates so far, the mean loss, its time, and what evaluate() found."""
+    """One epoch of fit(): its number, updates so far, the mean loss, its time, and the results of evaluate()."""
 
     epoch: int
     steps: int
@@ -38,14 +38,14 @@ class Record:
 
 @dataclass
 class Position:
-    """How far a fit() has come; a checkpoint that it writes says so, and the next fit() goes on from there."""
+    """How far a fit() has come; its checkpoints contain it, and a fit() after restore() continues from there."""
 
     epoch: int = 0  # epochs done
-    batches: int = 0  # done of the next one
-    passes: int = 0  # how often `batches` had been gone through before it
-    total: float = 0.0  # of the losses in it
+    batches: int = 0  # done of the current epoch
+    passes: int = 0  # epochs of `batches` begun before it
+    total: float = 0.0  # sum of the losses in the current epoch
     waiting: int = 0  # batches since the last update
-    waiting_total: float = 0.0  # of their losses
+    waiting_total: float = 0.0  # sum of their losses
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class FitOptions:
             raise ValueError("fit: save_every needs a checkpoint, the file to write")
 
     def expect_place(self) -> None:
-        """Raises one sentence if no checkpoint can be written where it belongs."""
+        """Raises one sentence if the folder of the checkpoint does not exist."""
         if self.checkpoint is not None and not self.checkpoint.parent.is_dir():
             raise FileNotFoundError(
                 f"fit: {str(self.checkpoint.parent)!r} does not exist, so no checkpoint can be written there"
@@ -174,7 +174,7 @@ def _interrupted(trainer: "Trainer", options: FitOptions, name: str) -> Interrup
 
 
 def _leave_state(trainer: "Trainer", options: FitOptions) -> str:
-    """Saves the state before a step that went wrong, which that step did not spoil."""
+    """Saves the state before a step that failed, which that step has not changed."""
     path = options.checkpoint or STOPPED
     with suppress(OSError):
         trainer.save(path)

@@ -1,4 +1,4 @@
-"""Ctrl-C and a batch scheduler's SIGTERM, noted while a step runs and heeded when it is complete."""
+"""Ctrl-C and a batch scheduler's SIGTERM, noted while a step runs and acted on when it is complete."""
 
 import contextlib
 import signal
@@ -11,7 +11,7 @@ SIGNALS = ("SIGINT", "SIGTERM")
 
 
 class Interrupted(KeyboardInterrupt):
-    """Training was stopped from outside, by a KeyboardInterrupt; `saved` is the checkpoint left, `signal` its name."""
+    """A KeyboardInterrupt: a signal stopped training; `saved` is the checkpoint written, `signal` the signal's name."""
 
     def __init__(self, message: str, signal_name: str, saved: Any) -> None:
         super().__init__(message)
@@ -19,9 +19,9 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Interruption:
-    """While it is entered, the first signal is only noted, in `received`; a second Ctrl-C acts at once.
+    """Within this context the first signal is only noted, in `received`; a second Ctrl-C stops at once.
 
-    Signals are the main thread's business: in any other this does nothing. With `quiet` it says nothing.
+    Only the main thread receives signals: in any other this does nothing. With `quiet` it prints nothing.
     """
 
     def __init__(self, quiet: bool = False) -> None:
@@ -45,5 +45,5 @@ class Interruption:
         self.received = signal.Signals(number).name
         if self._quiet:
             return
-        with contextlib.suppress(OSError, ValueError):  # nobody may be listening any more
+        with contextlib.suppress(OSError, ValueError):  # stderr may be closed
             print("\nstopping when this step is done; Ctrl-C again stops at once", file=sys.stderr, flush=True)

@@ -33,11 +33,11 @@ class Total:
 
 
 class Loss(Total):
-    """One loss, of one output: what all of them have.
+    """One loss, of one output: what all losses have.
 
-    `prediction` is the name of the output, `target` that of the input with what it should be, which is added to the
-    graph unless the model has it. `reduction`, where there is one, is "mean" or "sum". `share` is what the loss is
-    multiplied with; `2 * loss` sets it. A class of your own has the fields above and a `formula`.
+    `prediction` is the name of the output, `target` that of the input with the values it should have, which is added to
+    the graph unless the model has it. `reduction`, where there is one, is "mean" or "sum". `share` is the factor
+    of the loss in a sum; `2 * loss` sets it. A class of your own has the fields above and a `formula`.
     """
 
     prediction: str
@@ -56,31 +56,31 @@ class Loss(Total):
     __rmul__ = __mul__
 
     def target_like(self, prediction: Tensor) -> tuple[ir.DataType, Shape]:
-        """Type and shape of the target's input: those of the prediction, if nothing else is said."""
+        """Type and shape of the target's input: by default those of the prediction."""
         return prediction.dtype, prediction.shape
 
     def formula(self, prediction: Tensor, target: Tensor) -> Tensor:
         """The loss, a scalar, as nodes: written with + - * / **, comparisons and `onnxgrad.rules.op`."""
         raise NotImplementedError
 
-    # What a batch's loss is when ranks have a part of the batch each: the sum of their losses, each times a weight.
+    # With several ranks a batch's loss is a weighted sum of the losses of the ranks' slices of it.
 
     def as_part(self) -> "Loss":
-        """The loss of a part that is weighted: by its examples, unless `count` says otherwise."""
+        """The loss of a slice of a batch, to be weighted by its examples, or by `count`."""
         return self
 
     def count(self, target: Array) -> float | None:
-        """What the mean over these targets divides by, where not all examples count the same."""
+        """The divisor of the mean over these targets, where not all examples count the same."""
         return None
 
     @property
     def is_sum(self) -> bool:
-        """Whether the loss of a batch is the sum of those of its parts."""
+        """Whether the loss of a batch is the sum of the losses of its slices."""
         return self.reduction == "sum"
 
 
 def parts_of(total: Total) -> tuple[Loss, ...]:
-    """The losses that a sum is of; anything else is refused."""
+    """The terms of a sum of losses; anything else is refused."""
     if not isinstance(total, Total):
         raise TypeError(f"a {type(total).__name__} is added to a loss, expected another loss")
     return total.parts
@@ -129,7 +129,7 @@ class L1(_ReducedLoss):
 
 @dataclass(frozen=True)
 class Huber(_ReducedLoss):
-    """Half the squared difference up to `delta`, and a straight line from there on, as PyTorch's HuberLoss."""
+    """Half the squared difference up to `delta`, and linear beyond, as PyTorch's HuberLoss."""
 
     delta: float = 1.0
     reduction: str = "mean"
@@ -150,7 +150,7 @@ class CrossEntropy(_ReducedLoss):
     """The cross entropy of scores (logits) along `axis`, as PyTorch's.
 
     Targets are class numbers, or with `probabilities=True` a distribution over the classes. `ignore_index` is a class
-    number that does not count; `weights` are one number per class; `label_smoothing` mixes in the even distribution.
+    number that does not count; `weights` are one number per class; `label_smoothing` mixes in the uniform distribution.
     """
 
     reduction: str = "mean"
@@ -174,7 +174,7 @@ class CrossEntropy(_ReducedLoss):
         return some and self.reduction == "mean" and not self.probabilities
 
     def as_part(self) -> Loss:
-        # A part may have no target that counts, and its mean would be 0 / 0; its sum is 0.
+        # A slice may have no target that counts, and its mean would be 0 / 0; its sum is 0.
         return replace(self, reduction="sum") if self._counts_targets else self
 
     def count(self, target: Array) -> float | None:
@@ -203,7 +203,7 @@ class CrossEntropy(_ReducedLoss):
         weights = None if self.weights is None else np.asarray(self.weights, prediction.dtype.numpy())
         if self.probabilities:
             return self._of_probabilities(prediction, target, axis, weights)
-        if axis != 1:  # where ONNX's operator has the classes
+        if axis != 1:  # where ONNX's operator expects the classes
             order = [k for k in range(prediction.rank) if k != axis]
             prediction = op.Transpose(prediction, perm=[*order[:1], axis, *order[1:]])
         given = {"reduction": self.reduction, "ignore_index": self.ignore_index}
@@ -221,7 +221,7 @@ class CrossEntropy(_ReducedLoss):
             return None
         found = shape[self.axis] if shape is not None and -len(shape) <= self.axis < len(shape) else None
         classes = found if isinstance(found, int) else None
-        # Read as numbers without a sign, those below 0 are the largest: one look is enough, if all is well.
+        # As unsigned numbers those below 0 are the largest: if all are classes, one comparison tells.
         if classes is not None and target.view(f"u{target.itemsize}").max() < classes:
             return None
         wrong = target < 0
@@ -234,7 +234,7 @@ class CrossEntropy(_ReducedLoss):
         return tuple(np.argwhere(wrong)[0].tolist()), "0 or more" if classes is None else f"0 to {classes - 1}"
 
     def _smooth(self, prediction: Tensor, target: Tensor, weights: Any) -> Tensor:
-        """The part of the even distribution; ignored targets do not count, and the mean is that of the plain loss."""
+        """The term of the uniform distribution; ignored targets do not count, and the mean is as in the plain loss."""
         scores = op.LogSoftmax(prediction, axis=1)
         per_class = weights if weights is not None else np.ones(1, prediction.dtype.numpy())
         shape = [1, len(per_class), *[1] * (prediction.rank - 2)]
@@ -271,7 +271,7 @@ def _constant(array: Any, like: Tensor) -> Tensor:
 class BCEWithLogits(_ReducedLoss):
     """Binary cross entropy of scores (logits), each on its own; targets are 0 to 1.
 
-    `pos_weight` is what positive targets count, one number or one for each score.
+    `pos_weight` is the weight of positive targets, one number or one for each score.
     """
 
     reduction: str = "mean"
@@ -287,7 +287,7 @@ class BCEWithLogits(_ReducedLoss):
 
 @dataclass(frozen=True)
 class KLDiv(_ReducedLoss):
-    """The divergence of a distribution given as logarithms from the target, which is one of probabilities.
+    """The Kullback-Leibler divergence of a distribution, given as logarithms, from the target, given as probabilities.
 
     `log_target`: the target is logarithms, too. `reduction="batchmean"` divides the sum by the first dimension.
     """
@@ -314,7 +314,7 @@ class KLDiv(_ReducedLoss):
 class Custom(Loss):
     """A formula of yours: `function` gets prediction and target as tensors and returns a scalar.
 
-    It is written with + - * / **, comparisons and `op.<Name>(…)` of `onnxgrad.rules`, any ONNX operator.
+    It is written with + - * / **, comparisons and `op.<Name>(…)` of `onnxgrad.rules` for any ONNX operator.
 
     The target has the prediction's type and shape, unless `target_type` (of NumPy) and `target_shape` say otherwise.
     """

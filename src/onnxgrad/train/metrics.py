@@ -1,4 +1,4 @@
-"""Metrics: what is measured on validation data besides the loss; any function of outputs and batch is one."""
+"""Metrics: numbers for validation data besides the loss; any function of outputs and batch is one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from onnxgrad.tensor_types import Array
 class Metric:
     """A number for a batch: `metric(outputs, batch)` compares the output `prediction` with the batch's array `target`.
 
-    One of your own has a `measure`, or is any function of outputs and batch.
+    A metric of your own has a `measure`, or is any function of outputs and batch.
     """
 
     prediction: str
@@ -29,7 +29,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class Accuracy(Metric):
-    """The share of examples whose class is among the `top` highest scores along `axis`.
+    """The fraction of examples whose class is among the `top` highest scores along `axis`.
 
     Targets are class numbers, or distributions over the classes, whose highest is the class. `ignore_index` is a class
     number that does not count.
@@ -66,7 +66,7 @@ class Accuracy(Metric):
 
 @dataclass(frozen=True)
 class BinaryAccuracy(Metric):
-    """The share of scores on the right side of `threshold`; targets are 0 or 1. For logits the threshold is 0."""
+    """The fraction of scores on the right side of `threshold`; targets are 0 or 1. For logits the threshold is 0."""
 
     threshold: float = 0.0
 
@@ -91,7 +91,7 @@ class MSE(Metric):
 
 
 def _alike(metric: Metric, prediction: Array, target: Array) -> Array:
-    """The target, whose shape is that of the prediction: one that broadcasts would compare all with all."""
+    """The target, whose shape must be the prediction's: broadcasting would compare all with all."""
     if target.shape != prediction.shape:
         raise ValueError(
             f"{type(metric).__name__}: {metric.target!r} has shape {list(target.shape)}, but {metric.prediction!r} has "

@@ -1,7 +1,7 @@
 """Optimizers: SGD, Adam, AdamW, Adagrad, RMSprop and Lamb, as PyTorch defines them where it has them.
 
-An optimizer is a small value: its numbers, and `groups`, other numbers for parameters whose names match a pattern. What
-it keeps for a model is an `OptimizerState`, which the trainer makes with `optimizer.start(buffers)`.
+An optimizer is a small value: its settings, and `groups`, other settings for parameters whose names match a pattern.
+Its state for a model is an `OptimizerState`, which the trainer makes with `optimizer.start(buffers)`.
 """
 
 import fnmatch
@@ -24,7 +24,7 @@ class Optimizer:
     """What all of them have: the learning rate `lr` and `weight_decay`.
 
     `groups` maps patterns of parameter names to the settings that differ for them, `{"*.bias": {"weight_decay": 0.0}}`;
-    the first pattern that matches a name counts.
+    the first matching pattern counts.
     """
 
     slots: ClassVar[tuple[str, ...]] = ()  # arrays kept for every parameter
@@ -67,7 +67,7 @@ class Optimizer:
         return OptimizerState(self, buffers, ranks)
 
     def hyper(self, numbers: Mapping[str, Any], lr: float, step: int) -> tuple[float, ...]:
-        """A row of numbers for the kernel."""
+        """The hyperparameters as the kernel takes them: a row of numbers."""
         raise NotImplementedError
 
     def update(self, state: "OptimizerState", hyper: Array) -> None:
@@ -75,11 +75,11 @@ class Optimizer:
         raise NotImplementedError
 
     def initial(self, slot: str) -> float:
-        """What a slot is filled with."""
+        """The initial value of a slot."""
         return 0.0
 
     def needs(self, slot: str) -> bool:
-        """Whether its settings, or those of a group, make use of a slot."""
+        """Whether its settings, or those of a group, use a slot."""
         return True
 
     def _has(self, setting: str) -> bool:
@@ -87,9 +87,9 @@ class Optimizer:
 
 
 class OptimizerState:
-    """An optimizer at work on a model: its arrays, and how many steps it has made.
+    """The state of an optimizer for a model: its arrays, and the number of updates made.
 
-    `data` and `grad` are what it updates and by what; with `ranks` one shard of the parameters, and so are the slots.
+    `data` are the parameters that it updates and `grad` their gradients; with `ranks` one shard of them, as the slots.
     """
 
     def __init__(self, optimizer: Optimizer, buffers: Buffers, ranks: Ranks | None = None) -> None:
@@ -111,10 +111,10 @@ class OptimizerState:
         self.chunks = buffers.chunks(group_of, None if ranks is None else ranks.rank)
         self.all_chunks = self.chunks if ranks is None else buffers.chunks(group_of)
         self.numbers = [*({**optimizer.numbers, **changed} for changed in optimizer.groups.values()), optimizer.numbers]
-        self.spare: dict[str, Any] = {}  # working memory of a kernel
+        self.workspace: dict[str, Any] = {}  # of a kernel
 
     def new(self, fill: float = 0.0) -> Any:
-        """An array as long as what it updates."""
+        """A new array as long as `data`."""
         if self._ranks is None:
             return self.buffers.new(fill)
         result = self.buffers.device.zeros(self.buffers.shard, self.buffers.dtype)
@@ -130,22 +130,22 @@ class OptimizerState:
         return device.from_numpy(self._ranks.all_gather_rows(device.to_numpy(of_mine)))
 
     def step(self, rate: float = 1.0) -> None:
-        """One update by the gradients in the buffers; `rate` is what a schedule multiplies the learning rates with."""
+        """One update by the gradients in the buffers; `rate` is the schedule's factor of the learning rates."""
         self.steps += 1
         rows = [self.optimizer.hyper(n, n["lr"] * rate, self.steps) for n in self.numbers]
         self.optimizer.update(self, np.array(rows, np.float64))
 
     def launch(self, kernel: str, hyper: Array, *rest: Any) -> None:
-        """A kernel over all parameters, with the slots, empty where they are not needed, and what else it takes."""
+        """Runs a kernel over all parameters, with the slots, empty where not needed, and its other arguments."""
         slots = [self.slots.get(slot, self._nothing) for slot in self.optimizer.slots]
         self.buffers.device.run(kernel, self.chunks, hyper, self.data, self.grad, *slots, *rest)
 
 
 @dataclass(frozen=True)
 class SGD(Optimizer):
-    """Gradient descent, as PyTorch's: plain, with `momentum`, or with Nesterov's form of it.
+    """Gradient descent, as PyTorch's: plain, with `momentum`, or with Nesterov momentum.
 
-    `dampening` is the share of a gradient that does not go into the momentum.
+    `dampening` is the fraction of a gradient that does not go into the momentum.
     """
 
     lr: float = 1e-2
@@ -166,9 +166,9 @@ class SGD(Optimizer):
 
 @dataclass(frozen=True)
 class Adam(Optimizer):
-    """Adam, as PyTorch's; the decay of weights is part of the gradient.
+    """Adam, as PyTorch's; weight decay is added to the gradient.
 
-    `betas` are how much the means of gradients and of their squares keep from step to step; `eps` is added to the root.
+    `betas` are the decay rates of the means of gradients and of their squares; `eps` is added to the root.
     """
 
     betas: tuple[float, float] = (0.9, 0.999)
@@ -180,9 +180,9 @@ class Adam(Optimizer):
         return lr, *numbers["betas"], eps, numbers["weight_decay"], 1.0, 0.0, rate
 
     def _corrected(self, numbers: Mapping[str, Any], lr: float, step: int) -> tuple[float, float]:
-        """Rate and eps for means that began with 0, and are too small at first.
+        """Rate and eps with the bias correction of means that start at 0.
 
-        Of (lr / first) · m / (√v / root + eps) both sides are multiplied by the root: one division less for a number.
+        In (lr / first) · m / (√v / root + eps) both sides are multiplied by the root: one division less per number.
         """
         beta1, beta2 = numbers["betas"]
         first, root = 1 - beta1**step, math.sqrt(1 - beta2**step)
@@ -194,7 +194,7 @@ class Adam(Optimizer):
 
 @dataclass(frozen=True)
 class AdamW(Adam):
-    """Adam with the decay of weights apart.
+    """Adam with decoupled weight decay.
 
     `form`: "torch" decays first and adds eps to the corrected root; "huggingface", as transformers' AdamW did, adds eps
     to the root as it is and decays afterwards.
@@ -218,9 +218,9 @@ class AdamW(Adam):
 
 @dataclass(frozen=True)
 class Adagrad(Optimizer):
-    """Adagrad, as PyTorch's: a number's step is divided by the root of the sum of all its squared gradients.
+    """Adagrad, as PyTorch's: each number's step is divided by the root of the sum of its squared gradients.
 
-    That sum begins with `initial_accumulator_value`. At step n the rate is lr / (1 + (n - 1) · `lr_decay`).
+    That sum starts at `initial_accumulator_value`. At step n the rate is lr / (1 + (n - 1) · `lr_decay`).
     """
 
     lr: float = 1e-2
@@ -241,9 +241,9 @@ class Adagrad(Optimizer):
 
 @dataclass(frozen=True)
 class RMSprop(Optimizer):
-    """RMSprop, as PyTorch's: a step is divided by the root of a running mean of squared gradients, which keeps `alpha`.
+    """RMSprop, as PyTorch's: a step is divided by the root of a running mean of squared gradients, with decay `alpha`.
 
-    `centered` takes off the square of their mean; `momentum` is that of the steps.
+    `centered` subtracts the square of their mean; `momentum` is that of the steps.
     """
 
     lr: float = 1e-2
@@ -265,7 +265,7 @@ class RMSprop(Optimizer):
 
 @dataclass(frozen=True)
 class Lamb(Optimizer):
-    """Lamb: Adam's step with the decay of weights, scaled for each parameter by its length over that of the step."""
+    """Lamb: Adam's step with weight decay, scaled for each parameter by the ratio of its norm to that of the step."""
 
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-6
@@ -278,11 +278,11 @@ class Lamb(Optimizer):
 
     def update(self, state: OptimizerState, hyper: Array) -> None:
         device = state.buffers.device
-        if not state.spare:
+        if not state.workspace:
             sums = device.zeros(2 * len(state.chunks), np.float64).reshape(-1, 2)
             ratios = device.zeros(len(state.buffers.slices), np.float64)
-            state.spare = {"direction": state.new(), "sums": sums, "ratios": ratios}
-        direction, sums, ratios = state.spare.values()
+            state.workspace = {"direction": state.new(), "sums": sums, "ratios": ratios}
+        direction, sums, ratios = state.workspace.values()
         state.launch("lamb_direction", hyper, direction, sums)
         device.run("lamb_ratios", state.all_chunks, state.of_all_chunks(sums), ratios)
         device.run("lamb_move", state.chunks, hyper, state.data, direction, ratios)

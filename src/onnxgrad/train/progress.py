@@ -1,16 +1,16 @@
-"""What fit() shows: a bar for the epoch, the loss, the rate and the time left, and a line for every epoch done."""
+"""Progress: the bar that fit() shows, with loss, learning rate and time left, and a line for every epoch."""
 
 import sys
 import time
 from types import TracebackType
 from typing import Any
 
-SMOOTHING = 0.95  # of the loss shown: that of single batches jumps
-PATIENCE = 30.0  # seconds without a line, where there is no bar to look at
+SMOOTHING = 0.95  # of the loss shown, because that of single batches jumps
+PATIENCE = 30.0  # seconds between lines where there is no terminal for a bar
 
 
 class Progress:
-    """On stderr: a bar on a terminal, elsewhere a line for each epoch and, in long ones, now and then; or nothing."""
+    """On stderr: a bar on a terminal, elsewhere a line for each epoch and, in long ones, some more; or nothing."""
 
     def __init__(self, quiet: bool) -> None:
         self._bar: Any = None
@@ -47,7 +47,7 @@ class Progress:
             self._bar.stop()
 
     def start_epoch(self, epoch: int, epochs: int, batches: int | None, done: int = 0) -> None:
-        """A new bar; `done` batches were gone through before this run began."""
+        """A new bar; `done` batches of the epoch came before this run."""
         self._epoch, self._epochs, self._batches, self._done = epoch, epochs, batches, done
         if self._bar is None:
             return
@@ -90,7 +90,7 @@ class Progress:
 
 
 def figure(value: float) -> str:
-    """Four digits after the point, unless that says too little or too much."""
+    """Four digits after the point, unless the number is very small or large."""
     return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e4 else f"{value:.3e}"
 
 

@@ -1,4 +1,4 @@
-"""Schedules: what the learning rate is multiplied with, by step."""
+"""Schedules: the factor of the learning rate at each update."""
 
 import math
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 class Schedule:
     """`schedule(step)` is the factor of the learning rate after `step` updates, 0 before the first.
 
-    The trainer calls it, so that any function of that number will do.
+    The trainer only calls it: any function of that number will do.
     """
 
     def __call__(self, step: int) -> float:
@@ -17,7 +17,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Constant(Schedule):
-    """The learning rate as it is, after `warmup` steps of growing to it."""
+    """A constant learning rate, after `warmup` steps in which it grows."""
 
     warmup: int = 0
 
@@ -56,7 +56,7 @@ class Cosine(Schedule):
 
 @dataclass(frozen=True)
 class Step(Schedule):
-    """Stays for `every` steps, then is multiplied with `factor`, again and again."""
+    """Multiplies the rate with `factor` after every `every` steps."""
 
     every: int
     factor: float = 0.1

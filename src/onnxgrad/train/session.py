@@ -12,11 +12,11 @@ from onnxgrad.tensor_types import Array
 from onnxgrad.train.batches import BatchChecker
 from onnxgrad.train.devices import Device
 
-LARGE = 1 << 20  # bytes of a weight that is handed over as it is, instead of within the model, which ends at 2 GB
+LARGE = 1 << 20  # bytes of a weight that is passed apart from the model, which protobuf limits to 2 GB
 
 
 class Session:
-    """A session on a device; `run` takes the inputs that are not bound and gives the outputs that are not."""
+    """A session on a device; `run` takes the inputs that are not bound and returns the outputs that are not."""
 
     def __init__(
         self,
@@ -31,10 +31,10 @@ class Session:
 
         options = register()
         options.intra_op_num_threads = get_num_threads()
-        # With a pattern, the second run takes all its memory at once, while that of the first stays in the arena: an
-        # encoder of 4 layers held 582 MB instead of 350, and was no faster.
+        # With a memory pattern the second run allocates all its memory at once, while that of the first stays in the
+        # arena: an encoder of 4 layers held 582 MB instead of 350, and was no faster.
         options.enable_mem_pattern = False
-        # Its threads would go on for a while in search of work, on the cores that the optimizer's update needs next.
+        # Otherwise its threads spin for a while after a run, on the cores that the optimizer's update needs next.
         options.add_session_config_entry("session.force_spinning_stop", "1")
         proto, weights = _apart(model)
         values = {name: _ort_value(array) for name, array in weights.items()}
@@ -48,7 +48,7 @@ class Session:
         self._kept = [inputs, outputs, weights, values]  # onnxruntime has their addresses
         self._device, self._validate = device, validate
         self._binding = self._session.io_binding()
-        # What is in the CPU's memory goes to a GPU when it is bound, not when the session runs: so it is bound anew.
+        # onnxruntime copies an array from the host to a GPU when it is bound, not when it runs: so bind it again.
         self._moved = {n: a for n, a in inputs.items() if device.name != "cpu" and isinstance(a, np.ndarray)}
         for name, array in inputs.items():
             self._bind_input(name, array)
@@ -60,29 +60,29 @@ class Session:
         self._check = BatchChecker(free_inputs, on_gpu=device.name == "cuda")
 
     def _bind_input(self, name: str, array: Any) -> None:
-        if self._device.name == "cpu" and array.dtype.isbuiltin == 1:  # the short way, for types that NumPy has
+        if self._device.name == "cpu" and array.dtype.isbuiltin == 1:  # faster, for types that NumPy has
             self._binding.bind_cpu_input(name, array)
         else:
             self._binding.bind_input(name, *_location(array, self._device), *_described(array, self._device))
 
     @property
     def dims(self) -> dict[str, Sequence[Any]]:
-        """The dimensions that inputs which are not bound are declared with."""
+        """The declared dimensions of the inputs that are not bound."""
         return self._check.dims
 
     def checked(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """A batch as arrays that `run` takes as they are."""
+        """A batch as arrays for `run_checked`."""
         arrays = self._check(batch)
         if self._validate is not None:
             self._validate(arrays)
         return arrays
 
     def run(self, batch: Mapping[str, Any]) -> dict[str, Array]:
-        """One run. The bound outputs are where they are bound to."""
+        """Runs a batch; the bound outputs go to their arrays."""
         return self.run_checked(self.checked(batch))
 
     def run_checked(self, arrays: Mapping[str, Any]) -> dict[str, Array]:
-        """One run, of arrays that were checked."""
+        """Runs arrays that `checked` returned."""
         for name, array in {**self._moved, **arrays}.items():
             self._bind_input(name, array)
         for name in self._free:
@@ -96,7 +96,7 @@ class Session:
 
 
 def _location(array: Any, device: Device) -> tuple[str, int]:
-    """Where onnxruntime finds it: batches and small results may be in the CPU's memory all the same."""
+    """The device of an array: batches and small results may be on the host even for a GPU."""
     return ("cpu", 0) if isinstance(array, np.ndarray) else (device.name, array.device.index or 0)
 
 
@@ -110,7 +110,7 @@ def _described(array: Any, device: Device) -> tuple[Any, tuple[int, ...], int]:
 
 
 def _apart(model: ir.Model) -> tuple[Any, dict[str, Array]]:
-    """The model without its large weights, and these; those in files stay there, in mapped memory."""
+    """The model without its large weights, and the weights; those in files stay there, memory-mapped."""
     weights, kept = {}, {}
     for name, value in model.graph.initializers.items():
         tensor = value.const_value
@@ -130,6 +130,6 @@ def _ort_value(array: Array) -> Any:
     from onnxruntime import OrtValue
 
     kind = ir.DataType.from_numpy(array.dtype)
-    if kind is ir.DataType.BFLOAT16:  # which NumPy itself has not
+    if kind is ir.DataType.BFLOAT16:  # which NumPy itself does not have
         return OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.int16), kind.value)
     return OrtValue.ortvalue_from_numpy(array)
