@@ -18,7 +18,7 @@ import onnx
 from onnx import helper, numpy_helper
 from rich.console import Console
 
-from bench import report, results
+from bench import machine, report, results
 from bench.quiet import NOTICEABLE, Neighbours
 from bench.results import BUSY, Row, new_row
 
@@ -119,7 +119,9 @@ def _measure(kind: str, nodes: int, limit: float) -> list[Row]:
     seconds = {side: found for line in told.splitlines() for side, found in json.loads(line).items()}
     rows = []
     for side in (TRAINER, ALONE):
-        row = new_row(f"{kind}/{nodes}", f"{kind}, {nodes:,} nodes", "float32", side)
+        row = new_row(
+            f"{kind}/{nodes}", f"{kind}, {nodes:,} nodes", "float32", side, machine.versions("onnx", "onnxruntime")
+        )
         if side in seconds:
             row.median_ms, row.calls = 1e3 * seconds[side], 1
             row.note = f"{BUSY} {share:.0%} of the machine" if (share := neighbours.share()) > NOTICEABLE else ""

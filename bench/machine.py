@@ -2,6 +2,7 @@
 
 import platform
 import re
+from importlib import metadata
 from pathlib import Path
 
 import onnxgrad
@@ -32,3 +33,9 @@ def kind(model: str, flags: list[str]) -> str:
     """Maker and family, which are the first words of the model's name, and the widest instructions."""
     family = " ".join(re.sub(r"\((R|TM)\)", "", model).split()[:2])
     return ", ".join([family, *[name for flag, name in INSTRUCTIONS.items() if flag in flags][:1]])
+
+
+def versions(*packages: str) -> str:
+    """Of onnxgrad, of these packages and of Python."""
+    told = [f"{'PyTorch' if name == 'torch' else name} {metadata.version(name)}" for name in packages]
+    return ", ".join([f"onnxgrad {onnxgrad.__version__}", *told, f"Python {platform.python_version()}"])

@@ -14,7 +14,7 @@ import psutil
 from rich.console import Console
 
 import onnxgrad
-from bench import report, results
+from bench import machine, report, results
 from bench.measure import timing
 from bench.peers import OURS, TORCH
 from bench.peers.process import Process
@@ -59,7 +59,7 @@ def measured(times: int) -> list[Row]:
     rows = []
     share = neighbours.share()
     for (place, side), found in seconds.items():
-        rows.append(new_row(place, case.work, "float32", side))
+        rows.append(new_row(place, case.work, "float32", side, machine.versions("onnxruntime", "torch")))
         rows[-1].set_timing(timing(found))
         if share > NOTICEABLE and side == OURS:
             rows[-1].note = f"{BUSY} {share:.0%} of the machine"

@@ -93,7 +93,7 @@ def span(values: Iterable[str]) -> str:
 def busy(rows: Sequence[Row]) -> list[str]:
     """A sentence, if rows were measured in company."""
     count = sum(row.note.startswith(BUSY) for row in rows)
-    return [f"{count} of these cases were measured while other processes used the machine."] if count else []
+    return [f"Measured while other processes used the machine: {count} of these."] if count else []
 
 
 def operators_on_terminal(title: str, rows: Sequence[Row]) -> Table:

@@ -17,12 +17,13 @@ from onnx import helper
 from rich.console import Console
 
 import onnxgrad
-from bench import report, results
+from bench import machine, report, results
 from bench.cases import Case, all_cases, output_types
 from bench.measure import FULL, QUICK, Effort, Timing, time_sides
 from bench.peers import CannotRunError, HereSide
 from bench.peers.ort_training_peer import OrtTrainingPeer, StockPeer
-from bench.results import Row, new_row
+from bench.quiet import NOTICEABLE, Neighbours
+from bench.results import BUSY, Row, new_row
 
 DIRECTLY, INSIDE = "directly", "in a session"
 CHAIN = 50
@@ -122,7 +123,7 @@ def _smallest_sessions(case: Case, effort: Effort) -> list[Row]:
                 sides[work + name], got = peer.prepare(operator, given, {}, wanted)
                 if operator != "add" and any(g.tobytes() != e.tobytes() for g, e in zip(got, expected, strict=True)):
                     raise SystemExit(f"{case.work} differs in {name}, nothing to time")
-                rows[work + name] = new_row(work, work, "int64", name)
+                rows[work + name] = new_row(work, work, "int64", name, machine.versions("onnxruntime"))
         except CannotRunError as reason:
             print(reason)
     for key, timing in time_sides(sides, effort).items():
@@ -134,15 +135,20 @@ def _smallest_sessions(case: Case, effort: Effort) -> list[Row]:
 
 def measured(effort: Effort) -> list[Row]:
     rows = []
+    versions, neighbours = machine.versions("onnxruntime"), Neighbours()
     cases = [c for c in all_cases() if c.dtype in ("float32", "int64")]
     for case in cases:
         for side, timing in time_sides(_one_node(case), effort).items():
-            rows.append(new_row(case.name, case.work, case.dtype, side))
+            rows.append(new_row(case.name, case.work, case.dtype, side, versions))
             rows[-1].set_timing(timing)
     chains = time_sides({"short": _chain(1), "long": _chain(CHAIN + 1)}, effort)
-    rows.append(new_row("chain", f"one more node of {CHAIN}", "int64", INSIDE))
+    rows.append(new_row("chain", f"one more node of {CHAIN}", "int64", INSIDE, versions))
     rows[-1].median_ms, rows[-1].best_ms = (_added(chains, name) for name in ("median_ms", "best_ms"))
-    return rows + _smallest_sessions(next(c for c in cases if c.operator == "broadcast_gradient_args"), effort)
+    rows += _smallest_sessions(next(c for c in cases if c.operator == "broadcast_gradient_args"), effort)
+    if (share := neighbours.share()) > NOTICEABLE:
+        for row in rows:
+            row.note = f"{BUSY} {share:.0%} of the machine"
+    return rows
 
 
 def _added(chains: dict[str, Timing], name: str) -> float:
@@ -163,10 +169,10 @@ def tables(rows: Sequence[Row]) -> str:
             work = next(iter(sides.values())).work
             lines.append([work, *(_figure(sides.get(version), 1e3) for version in versions)])
         parts.append(report.markdown_table(["µs", *versions], lines))
-        parts.append(
-            "The median, and from which to which time eight calls of ten take; only the best of 21 rounds where it "
-            f"says so.  \n{report.origin(found, 'python -m bench.sessions')}"
+        told = (
+            "The median, and from which to which time eight calls of ten take; where it says so, the best of 21 runs."
         )
+        parts.append("  \n".join([told, *report.busy(found), report.origin(found, "python -m bench.sessions")]))
     return "\n\n".join(parts)
 
 
@@ -199,7 +205,9 @@ def main() -> int:
     options = parser.parse_args()
     rows = measured(QUICK if options.quick else FULL)
     beside = [r for r in rows if r.side in (DIRECTLY, INSIDE)]
-    Console().print(report.terminal_table("", ["work, float32, ms", DIRECTLY, INSIDE, "times"], _lines(beside)))
+    Console(width=None if sys.stdout.isatty() else 170).print(
+        report.terminal_table("", ["work, float32, ms", DIRECTLY, INSIDE, "times"], _lines(beside))
+    )
     if not options.quick:
         results.update(results.SESSIONS, rows, lambda row: True, lambda row: 0)
         pages.write()
