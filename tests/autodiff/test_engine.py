@@ -318,7 +318,7 @@ def test_a_rule_replaces_ours(forget_rules):
 
 
 def test_rules_are_checked():
-    with pytest.raises(TypeError, match="vjp: Exp has the inputs input, the rule speaks of x"):
+    with pytest.raises(TypeError, match="vjp: Exp has the inputs input, the rule names x"):
         onnxgrad.vjp("Exp", x=lambda g, n: g)
     with pytest.raises(TypeError, match="vjp: the rule for input of Exp is a int, expected a function"):
         onnxgrad.vjp("Exp", input=3)

@@ -92,7 +92,7 @@ def test_dilated_same_pads_are_refused():
         [spaced(1, 1, 8)],
         attributes={"kernel_shape": [2], "dilations": [2], "auto_pad": "SAME_UPPER"},
     )
-    with pytest.raises(ValueError, match=r"auto_pad SAME_UPPER with dilations .* write the pads instead"):
+    with pytest.raises(ValueError, match=r"auto_pad SAME_UPPER with dilations .* set pads instead"):
         onnxgrad.gradient(model, "in_0")
 
 

@@ -282,7 +282,7 @@ class Builder:
             inferred = shape_inference.infer_node_outputs(schema, proto, types, data, opset_imports=imports)
         except Exception as error:  # of any type, from C++
             described = ", ".join(repr(self.tensor(v)) if v is not None else "none" for v in node.inputs)
-            text = f"{node.op_type} cannot be added to the graph, its inputs being {described}: {error}"
+            text = f"{node.op_type} cannot be added to the graph with the inputs {described}: {error}"
             raise ValueError(text) from None
         for value in node.outputs:
             if (found := inferred.get(str(value.name))) is not None and found.HasField("tensor_type"):

@@ -53,8 +53,8 @@ def to_inference_mode(graph: ir.Graph) -> None:
             for value in node.outputs[1:]:
                 if value.uses() or value.is_graph_output():
                     raise ValueError(
-                        f"the model uses the running statistics that BatchNormalization (node {node.name!r}) gives in "
-                        "training: it cannot run in inference mode"
+                        f"the model uses the running statistics that BatchNormalization (node {node.name!r}) computes "
+                        "in training: it cannot run in inference mode"
                     )
             node.resize_outputs(1)
         elif node.op_type == "Dropout":
@@ -155,7 +155,7 @@ def _ask_for_statistics(graph: ir.Graph, node: ir.Node) -> Statistics:
     mean, variance = node.inputs[3], node.inputs[4]
     if mean is None or variance is None or not (mean.is_initializer() and variance.is_initializer()):
         raise ValueError(
-            f"BatchNormalization (node {node.name!r}) takes its statistics from other nodes, not from weights"
+            f"BatchNormalization (node {node.name!r}) takes its statistics from other nodes, expected initializers"
         )
     if len(node.outputs) < 3:
         node.resize_outputs(3)

@@ -108,7 +108,9 @@ class Residual:
         n, outer = self.n, self.n.grad(3)
         for k in (1, 2):
             if n.grad(k) is not None:
-                raise ValueError("a gradient of mean or inv_std_var, which onnxruntime may leave unset, is not written")
+                raise ValueError(
+                    "the gradient of mean or inv_std_var is not written, since onnxruntime may leave them unset"
+                )
         if g is None:
             return outer
         inner = in_type(self.of_layer(g)[0], n.input.dtype)

@@ -14,7 +14,7 @@ def parse(equation: str, ranks: Sequence[int]) -> tuple[list[str], str, str]:
     left, arrow, right = equation.partition("->")
     operands = left.split(",")
     if len(operands) != len(ranks):
-        raise ValueError(f"the equation {equation!r} has {len(operands)} operands, the node {len(ranks)}")
+        raise ValueError(f"the equation {equation!r} has {len(operands)} operands, but the node has {len(ranks)}")
     hidden = [rank - len(term.replace("...", "")) for term, rank in zip(operands, ranks, strict=True)]
     if any(h < 0 or (h and "..." not in term) for h, term in zip(hidden, operands, strict=True)):
         raise ValueError(f"the equation {equation!r} does not fit operands of {', '.join(map(str, ranks))} dimensions")

@@ -59,8 +59,8 @@ def _pool_windows(n: NodeView) -> Windows:
 
 def _dilated_same_pads(n: NodeView) -> str:
     return (
-        f"auto_pad {n.auto_pad} with dilations {n.dilations} is not the same in ONNX and in onnxruntime: "
-        "write the pads instead"
+        f"auto_pad {n.auto_pad} with dilations {n.dilations} means different pads in ONNX and in onnxruntime: "
+        "set pads instead"
     )
 
 

@@ -75,9 +75,7 @@ def vjp(
     if defs.has(op_type, domain):
         expected = [i.name for i in defs.get_schema(op_type, domain=domain).inputs]
         if names != expected:
-            raise TypeError(
-                f"vjp: {op_type} has the inputs {', '.join(expected)}, the rule speaks of {', '.join(names)}"
-            )
+            raise TypeError(f"vjp: {op_type} has the inputs {', '.join(expected)}, the rule names {', '.join(names)}")
     for name, function in by_input.items():
         if not isinstance(function, Mark) and not callable(function):
             raise TypeError(
