@@ -132,7 +132,7 @@ def _measure(kind: str, nodes: int, limit: float) -> list[Row]:
 
 
 def _columns() -> list[str]:
-    return ["nodes", *(f"{kind}, {what}" for kind in (MIXED, TANH) for what in ("s", "grows", ALONE))]
+    return ["nodes", *(f"{kind}, {what}" for kind in (MIXED, TANH) for what in ("s", "growth", ALONE))]
 
 
 def _lines(rows: Sequence[Row]) -> report.Lines:

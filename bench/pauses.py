@@ -87,10 +87,20 @@ def _columns() -> list[str]:
 
 
 def _legend(rows: Sequence[Row]) -> str:
-    steady = {row.side: report.median(row) for row in rows if row.case == STEADY}
+    found = {(row.case, row.side): row for row in rows}
+
+    def both(pause: tuple[str, int], place: int) -> str:
+        cases = ((f"{_words(*pause)}, step {place}", side) for side in (OURS, TORCH))
+        ratios = [report.ratio(found[case], found[STEADY, case[1]]) for case in cases]
+        return " and ".join(report.times(many) for many in ratios if many is not None)
+
+    asleep, busy, other_data = PAUSES[3:]
     return (
-        "Medians in milliseconds, and how many times a step on end they take, which takes "
-        f"{steady[OURS]} ms with {OURS} and {steady[TORCH]} ms with {TORCH}."
+        f"Medians in milliseconds, and how many times a step on end they take, which takes "
+        f"{report.median(found[STEADY, OURS])} ms with {OURS} and {report.median(found[STEADY, TORCH])} ms with "
+        f"{TORCH}. With {OURS} and {TORCH}, the first step after a second asleep takes {both(asleep, 1)} the time of a "
+        f"step on end, the third {both(asleep, 3)}. If only the threads beside the calling one sleep, the first takes "
+        f"{both(busy, 1)}; if nothing sleeps but caches are cold, {both(other_data, 1)}."
     )
 
 
