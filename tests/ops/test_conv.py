@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.checks import FLOATS, assert_close, call, check, check_refused, examples, expect, layouts
+from tests.checks import DEVICE, FLOATS, assert_close, call, check, check_refused, examples, expect, layouts
 from tests.conv_cases import CASES, arrays, is_right_in_onnx_reference, output_shape
 from tests.expected import products
 from tests.functions.models import check_functions, model_of, node_of, session
@@ -192,6 +192,28 @@ def test_output_shape_is_conv_s():
     y = torch.nn.functional.conv2d(torch.zeros(2, 3, 11, 12), torch.zeros(4, 3, 3, 2), stride=2, padding=1, dilation=2)
     attributes = {"strides": [2, 2], "pads": [1] * 4, "dilations": [2, 2]}
     assert output_shape((2, 3, 11, 12), (4, 3, 3, 2), attributes) == tuple(y.shape)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="a switch of torch, which the CPU's kernels know nothing of")
+@pytest.mark.parametrize("allowed", [False, True])
+def test_tf32_where_matrix_products_use_it(allowed):
+    X, W, attributes = CASES["two axes"]
+    matmul, conv = torch.backends.cuda.matmul, torch.backends.cudnn.conv
+    before, own, seen = matmul.fp32_precision, conv.fp32_precision, []
+    convolution_backward = torch.ops.aten.convolution_backward
+
+    def spy(*args):
+        seen.append(conv.fp32_precision)
+        return convolution_backward(*args)
+
+    matmul.fp32_precision = "tf32" if allowed else "ieee"
+    try:
+        with mock.patch.object(torch.ops.aten, "convolution_backward", spy):
+            call(conv_grad, *arrays(X, W, attributes), **attributes)
+    finally:
+        matmul.fp32_precision = before
+    assert set(seen) == {"tf32" if allowed else "ieee"}
+    assert conv.fp32_precision == own
 
 
 expected = products  # how far a right kernel may be from the definition

@@ -10,15 +10,12 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-from onnxgrad.cpu.core.halves import flat, load, store
-from onnxgrad.cpu.core.jit import inlined, native
-from onnxgrad.cpu.core.parallel import parallel
+from onnxgrad.cpu.core.elementwise import Elementwise
+from onnxgrad.cpu.core.jit import inlined
 from onnxgrad.cpu.core.recurrent.activations import exp
-from onnxgrad.cpu.core.threads import launch
 from onnxgrad.ops.gelu import CUBIC, SCALE, TAIL
-from onnxgrad.tensor_types import Array, accumulator
+from onnxgrad.tensor_types import Array
 
-TASK = 1 << 13  # elements
 # TAIL for float32, where t ends at 13: off by at most 3e-9.
 TAIL32 = tuple(
     np.float32(coefficient)
@@ -30,91 +27,23 @@ TAIL32 = tuple(
 
 
 def gelu_grad(dY: Array, X: Array, dX: Array) -> None:
-    launch(_gelu, flat(dY), flat(X), flat(dX), bytes_touched=3 * dX.nbytes)
+    _gelu_grad(dY, X, dX)
 
 
 def fast_gelu_grad(dY: Array, X: Array, dX: Array) -> None:
-    launch(_fast_gelu, flat(dY), flat(X), flat(dX), bytes_touched=3 * dX.nbytes)
+    _fast_gelu_grad(dY, X, dX)
 
 
 def quick_gelu_grad(dY: Array, X: Array, dX: Array, alpha: float) -> None:
-    steepness = np.array([alpha], accumulator(dX.dtype))  # an array has a type in native code, a number none
-    launch(_quick_gelu, flat(dY), flat(X), flat(dX), steepness, bytes_touched=3 * dX.nbytes)
+    _quick_gelu_grad(dY, X, dX, alpha)
 
 
 def bias_gelu_grad_dx(dY: Array, X: Array, B: Array, dX: Array) -> None:
-    launch(_bias_gelu, flat(dY), flat(X), flat(B), flat(dX), bytes_touched=3 * dX.nbytes)
+    _gelu_grad.with_bias(dY, X, B, dX)
 
 
 def bias_fast_gelu_grad_dx(dY: Array, X: Array, B: Array, dX: Array) -> None:
-    launch(_bias_fast_gelu, flat(dY), flat(X), flat(B), flat(dX), bytes_touched=3 * dX.nbytes)
-
-
-@native
-def _gelu(dY: Array, X: Array, dX: Array, scheduler: int) -> None:
-    parallel(scheduler, (dX.size + TASK - 1) // TASK, _gelu_some, (dY, X, dX))
-
-
-@native
-def _gelu_some(task: int, dY: Array, X: Array, dX: Array) -> None:
-    for i in range(task * TASK, min(dX.size, (task + 1) * TASK)):
-        store(dX, i, load(dY, i) * _gelu_derivative(load(X, i)))
-
-
-@native
-def _fast_gelu(dY: Array, X: Array, dX: Array, scheduler: int) -> None:
-    parallel(scheduler, (dX.size + TASK - 1) // TASK, _fast_gelu_some, (dY, X, dX))
-
-
-@native
-def _fast_gelu_some(task: int, dY: Array, X: Array, dX: Array) -> None:
-    for i in range(task * TASK, min(dX.size, (task + 1) * TASK)):
-        store(dX, i, load(dY, i) * _fast_gelu_derivative(load(X, i)))
-
-
-@native
-def _quick_gelu(dY: Array, X: Array, dX: Array, steepness: Array, scheduler: int) -> None:
-    parallel(scheduler, (dX.size + TASK - 1) // TASK, _quick_gelu_some, (dY, X, dX, steepness))
-
-
-@native
-def _quick_gelu_some(task: int, dY: Array, X: Array, dX: Array, steepness: Array) -> None:
-    alpha = steepness[0]
-    for i in range(task * TASK, min(dX.size, (task + 1) * TASK)):
-        x = load(X, i)
-        store(dX, i, load(dY, i) * _swish_derivative(x * alpha, abs(x)))
-
-
-@native
-def _bias_gelu(dY: Array, X: Array, B: Array, dX: Array, scheduler: int) -> None:
-    parallel(scheduler, (dX.size + TASK - 1) // TASK, _bias_gelu_some, (dY, X, B, dX))
-
-
-@native
-def _bias_gelu_some(task: int, dY: Array, X: Array, B: Array, dX: Array) -> None:
-    at, end = task * TASK, min(dX.size, (task + 1) * TASK)
-    while at < end:  # the rest of a row, or what of it belongs to the task
-        column = at % B.size
-        count = min(B.size - column, end - at)
-        for i in range(count):
-            store(dX, at + i, load(dY, at + i) * _gelu_derivative(load(X, at + i) + load(B, column + i)))
-        at += count
-
-
-@native
-def _bias_fast_gelu(dY: Array, X: Array, B: Array, dX: Array, scheduler: int) -> None:
-    parallel(scheduler, (dX.size + TASK - 1) // TASK, _bias_fast_gelu_some, (dY, X, B, dX))
-
-
-@native
-def _bias_fast_gelu_some(task: int, dY: Array, X: Array, B: Array, dX: Array) -> None:
-    at, end = task * TASK, min(dX.size, (task + 1) * TASK)
-    while at < end:
-        column = at % B.size
-        count = min(B.size - column, end - at)
-        for i in range(count):
-            store(dX, at + i, load(dY, at + i) * _fast_gelu_derivative(load(X, at + i) + load(B, column + i)))
-        at += count
+    _fast_gelu_grad.with_bias(dY, X, B, dX)
 
 
 @inlined
@@ -217,3 +146,18 @@ def _shape_of_tail_for(t: Any) -> Any:
         return q * (1.0 + 0.25 * t)
 
     return shape64
+
+
+def _gelu(dY: float, X: float) -> float:
+    return dY * _gelu_derivative(X)
+
+
+def _fast_gelu(dY: float, X: float) -> float:
+    return dY * _fast_gelu_derivative(X)
+
+
+def _quick_gelu(dY: float, X: float, alpha: float) -> float:
+    return dY * _swish_derivative(X * alpha, abs(X))
+
+
+_gelu_grad, _fast_gelu_grad, _quick_gelu_grad = Elementwise(_gelu), Elementwise(_fast_gelu), Elementwise(_quick_gelu)

@@ -1,14 +1,19 @@
-"""ConvGrad on CUDA: cuDNN's kernels, by way of torch, on an image with its pads written out."""
+"""ConvGrad on CUDA: cuDNN's kernels, by way of torch, on an image with its pads written out.
 
+Products of float32 use TF32 only where torch.backends.cuda.matmul says so, as those of matrices do. torch's own
+convolutions have a switch of their own, which is on by default.
+"""
+
+import contextlib
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
 from onnxgrad.cuda.core.indices import BadIndex
-from onnxgrad.cuda.core.launch import sums_dtype
+from onnxgrad.cuda.core.launch import INTERPRETED, sums_dtype
 from onnxgrad.ops.conv import axes_of
 from onnxgrad.ops.families.windows import Axis
 
@@ -46,10 +51,9 @@ def conv_grad(
     # torch pads both ends alike; where they differ, zeros are written.
     alike = all(first == last for first, last in around)
     image = X if alike else torch.nn.functional.pad(X, [n for pair in reversed(around) for n in pair])
-    flags = torch.backends.cudnn.flags(
-        enabled=True, benchmark=False, deterministic=True, allow_tf32=torch.backends.cudnn.allow_tf32
-    )
-    with flags:
+    # cuDNN adds up half numbers in float32; torch's convolutions on a CPU do so on some machines only.
+    dY, image, W = (x.to(sums_dtype(x.dtype)) if INTERPRETED else x for x in (dY, image, W))
+    with _deterministic_cudnn():
         found = torch.ops.aten.convolution_backward(
             dY, image, W, None, [a.stride for a in axes], [first if alike else 0 for first, _ in around],
             [a.dilation for a in axes], False, [0] * len(axes), group,
@@ -60,6 +64,20 @@ def conv_grad(
         dX.copy_(found[0] if alike else found[0][inside])
     if dW is not None:
         dW.copy_(found[1])
+
+
+@contextlib.contextmanager
+def _deterministic_cudnn() -> Iterator[None]:
+    """cuDNN's deterministic kernels, in the precision of matrix products."""
+    cudnn: Any = torch.backends.cudnn
+    precision = torch.backends.cuda.matmul.fp32_precision
+    before = cudnn.enabled, cudnn.benchmark, cudnn.deterministic, cudnn.conv.fp32_precision
+    try:
+        cudnn.enabled, cudnn.benchmark, cudnn.deterministic = True, False, True
+        cudnn.conv.fp32_precision = "tf32" if precision == "tf32" else "ieee"
+        yield
+    finally:
+        cudnn.enabled, cudnn.benchmark, cudnn.deterministic, cudnn.conv.fp32_precision = before
 
 
 def _by_elements(

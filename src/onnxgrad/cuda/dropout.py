@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 from onnxgrad.cuda.core.indices import BadIndex
-from onnxgrad.cuda.core.launch import bits_of, ceil_div, float_of, launch, to_type
+from onnxgrad.cuda.core.launch import bits_of, ceil_div, divide, float_of, launch, to_type
 from onnxgrad.ops.dropout import BITS, FIRST, GAMMA, SECOND, threshold
 
 BLOCK = 1024
@@ -70,5 +70,5 @@ def _keep(
     dropped = share != 0
     if HAS_TRAINING:
         dropped = dropped & (tl.load(training) != 0)
-    result = tl.where(dropped, tl.where(kept, g / (1 - share), 0), g)
+    result = tl.where(dropped, tl.where(kept, divide(g, 1 - share), 0), g)
     tl.store(dx + position, to_type(result, dx.dtype.element_ty), inside)

@@ -1,74 +1,52 @@
 """The gradients of the Gelu family on CUDA: one pass, with or without a bias."""
 
+import math
+
 import torch
 import triton
 import triton.language as tl
 
+from onnxgrad.cuda.core.elementwise import Elementwise
 from onnxgrad.cuda.core.indices import BadIndex
-from onnxgrad.cuda.core.launch import bits_of, ceil_div, float_of, launch, to_type
 from onnxgrad.ops.gelu import CUBIC, SCALE
 
-BLOCK = 1024
+# FastGelu(x) = x · sigmoid(z) with z = Z1 · x + Z3 · x³, and dz/dx = Z1 + DZ2 · x²
+Z1, Z3, DZ2 = map(tl.constexpr, (2 * SCALE, 2 * SCALE * CUBIC, 6 * SCALE * CUBIC))
+ROOT_HALF, INVERSE_ROOT_PI = tl.constexpr(math.sqrt(0.5)), tl.constexpr(1 / math.sqrt(math.pi))
 
 
 def gelu_grad(dY: torch.Tensor, X: torch.Tensor, dX: torch.Tensor, bad: BadIndex) -> None:
-    _run(dY, X, None, dX, "Gelu")
+    _gelu_grad(dY, X, dX)
 
 
 def fast_gelu_grad(dY: torch.Tensor, X: torch.Tensor, dX: torch.Tensor, bad: BadIndex) -> None:
-    _run(dY, X, None, dX, "FastGelu")
+    _fast_gelu_grad(dY, X, dX)
 
 
 def quick_gelu_grad(dY: torch.Tensor, X: torch.Tensor, dX: torch.Tensor, alpha: float, bad: BadIndex) -> None:
-    _run(dY, X, None, dX, "QuickGelu", alpha)
+    _quick_gelu_grad(dY, X, dX, alpha=alpha)
 
 
 def bias_gelu_grad_dx(dY: torch.Tensor, X: torch.Tensor, B: torch.Tensor, dX: torch.Tensor, bad: BadIndex) -> None:
-    _run(dY, X, B, dX, "Gelu")
+    _gelu_grad(dY, X, dX, bias=B)
 
 
 def bias_fast_gelu_grad_dx(dY: torch.Tensor, X: torch.Tensor, B: torch.Tensor, dX: torch.Tensor, bad: BadIndex) -> None:
-    _run(dY, X, B, dX, "FastGelu")
+    _fast_gelu_grad(dY, X, dX, bias=B)
 
 
-def _run(
-    dY: torch.Tensor, X: torch.Tensor, B: torch.Tensor | None, dX: torch.Tensor, name: str, alpha: float = 0
-) -> None:
-    if dX.numel() == 0:
-        return
-    bias, columns = (X, 1) if B is None else (B, B.numel())  # without a bias nothing is read of it
-    launch(
-        _some, ceil_div(dX.numel(), BLOCK), dY.view(-1), X.view(-1), bias.view(-1), dX.view(-1), dX.numel(), columns,
-        bits_of(alpha), name, B is not None, SCALE, CUBIC, BLOCK,
-        tl.float64 if dX.dtype == torch.float64 else tl.float32,
-    )  # fmt: skip
+def _gelu(dY, X):
+    u = X * ROOT_HALF
+    return dY * ((0.5 + 0.5 * tl.math.erf(u)) + u * tl.exp(-u * u) * INVERSE_ROOT_PI)
 
 
-@triton.jit
-def _some(
-    dY, X, B, dX, count, columns, alpha,
-    NAME: tl.constexpr, HAS_BIAS: tl.constexpr, SCALE: tl.constexpr, CUBIC: tl.constexpr, BLOCK: tl.constexpr,
-    WORK: tl.constexpr,
-):  # fmt: skip
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    here = at < count
-    g = tl.load(dY + at, here, other=0).to(WORK)
-    x = tl.load(X + at, here, other=0).to(WORK)
-    if HAS_BIAS:
-        x += tl.load(B + at % columns, here, other=0).to(WORK)
-    if NAME == "Gelu":
-        u = x * 0.7071067811865476
-        derivative = (0.5 + 0.5 * tl.math.erf(u)) + u * tl.exp(-u * u) * 0.5641895835477563
-    elif NAME == "FastGelu":
-        square = x * x
-        derivative = _swish_derivative(
-            x, x * (2 * SCALE + 2 * SCALE * CUBIC * square), 2 * SCALE + 6 * SCALE * CUBIC * square
-        )
-    else:
-        tl.static_assert(NAME == "QuickGelu")
-        steepness = float_of(alpha, WORK)
-        derivative = _swish_derivative(x, x * steepness, steepness)
-    tl.store(dX + at, to_type(g * derivative, dX.dtype.element_ty), here)
+def _fast_gelu(dY, X):
+    square = X * X
+    return dY * _swish_derivative(X, X * (square * Z3 + Z1), square * DZ2 + Z1)
+
+
+def _quick_gelu(dY, X, alpha):
+    return dY * _swish_derivative(X, X * alpha, alpha)
 
 
 @triton.jit
@@ -77,6 +55,9 @@ def _swish_derivative(x, z, growth):
     e = tl.exp(-tl.abs(z))  # never overflows
     above = 1 / (1 + e)
     below = e * above
-    # In this order a square that overflows is multiplied by nothing: what fades away does so long before.
-    bend = x * below
-    return tl.where(z < 0, below, above) + tl.where(bend == 0, bend, bend * growth) * above
+    # In this order a square that overflows is multiplied by 0: the product underflows long before.
+    change = x * below
+    return tl.where(z < 0, below, above) + tl.where(change == 0, change, change * growth) * above
+
+
+_gelu_grad, _fast_gelu_grad, _quick_gelu_grad = Elementwise(_gelu), Elementwise(_fast_gelu), Elementwise(_quick_gelu)

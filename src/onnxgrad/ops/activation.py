@@ -1,10 +1,12 @@
-"""ReluGrad, LeakyReluGrad, SigmoidGrad and TanhGrad: gradients that an activation's own result tells."""
+"""ReluGrad, LeakyReluGrad, SigmoidGrad and TanhGrad: gradients by an activation's own result, as formulas.
 
-import numpy as np
+Each body is all that there is of its operator: NumPy runs it, and cpu/, cuda/ and functions/ compile it.
+"""
 
 from onnxgrad.op import op
+from onnxgrad.ops.families.formulas import in_work_type, one, where
 from onnxgrad.schema import Dim, Known, agree
-from onnxgrad.tensor_types import T, accumulator
+from onnxgrad.tensor_types import T
 
 
 def common_shape(dY: Known, other: Known, name: str) -> tuple[Dim, ...] | None:
@@ -25,10 +27,10 @@ def _as_result(dY: Known, Y: Known) -> tuple[Dim, ...] | None:
 
 
 @op("ReluGrad", outputs="dX", shape=_as_input)
+@in_work_type
 def relu_grad(dY: T, X: T) -> T:
     """Gradient of Relu: dX = dY where X > 0, else 0. X may as well be what Relu gave."""
-    dX: T = np.where(X > 0, dY, dY.dtype.type(0))
-    return dX
+    return where(X > 0, dY, 0)
 
 
 @op(
@@ -36,37 +38,31 @@ def relu_grad(dY: T, X: T) -> T:
     outputs="dX",
     shape=lambda dY, Y, alpha: common_shape(dY, Y, "Y"),
 )
+@in_work_type
 def leaky_relu_grad(dY: T, Y: T, alpha: float = 0.01) -> T:
     """Gradient of LeakyRelu: dX = dY where Y > 0, else dY · alpha.
 
     Y is what LeakyRelu gave or, which a negative alpha asks for, what it was given. float16 and bfloat16 compute in
     float32 and round once.
     """
-    work = accumulator(dY.dtype)
-    small = (dY.astype(work) * work.type(alpha)).astype(dY.dtype)
-    dX: T = np.where(Y > 0, dY, small)
-    return dX
+    return where(Y > 0, dY, dY * alpha)
 
 
 @op("SigmoidGrad", outputs="dX", shape=_as_result)
+@in_work_type
 def sigmoid_grad(dY: T, Y: T) -> T:
     """Gradient of Sigmoid: dX = dY · Y · (1 - Y), Y being what Sigmoid gave.
 
     float16 and bfloat16 compute in float32 and round once.
     """
-    work = accumulator(Y.dtype)
-    y = Y.astype(work)
-    dX: T = dY.astype(work) * y * (1 - y)
-    return dX.astype(Y.dtype)
+    return dY * Y * (one - Y)
 
 
 @op("TanhGrad", outputs="dX", shape=_as_result)
+@in_work_type
 def tanh_grad(dY: T, Y: T) -> T:
     """Gradient of Tanh: dX = dY · (1 - Y²), Y being what Tanh gave.
 
     float16 and bfloat16 compute in float32 and round once.
     """
-    work = accumulator(Y.dtype)
-    y = Y.astype(work)
-    dX: T = dY.astype(work) * (1 - y * y)
-    return dX.astype(Y.dtype)
+    return dY * (one - Y * Y)

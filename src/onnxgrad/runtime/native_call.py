@@ -1,6 +1,7 @@
 """Compiled kernels as C functions of one argument: where their arguments lie in memory, one word after the other."""
 
 import functools
+import sys
 from typing import Any
 
 import numba
@@ -28,8 +29,8 @@ def words_of(value: Any) -> list[Any]:
         return [word for member in value for word in words_of(member)]
     if isinstance(value, (bool, np.bool_, int, np.integer)):
         return [int(value)]
-    if isinstance(value, float):
-        return [int(np.float64(value).view(np.int64))]
+    if isinstance(value, (float, np.floating)):
+        return [int.from_bytes(np.asarray(value).tobytes(), sys.byteorder, signed=True)]
     raise TypeError(f"a kernel takes a {type(value).__name__}, which native code cannot pass")
 
 
@@ -84,4 +85,6 @@ def _load(builder: ir.IRBuilder, words: Any, position: int, kind: Any) -> Any:
         return builder.inttoptr(word, kind)
     if isinstance(kind, ir.DoubleType):
         return builder.bitcast(word, kind)
+    if isinstance(kind, ir.FloatType):
+        return builder.bitcast(builder.trunc(word, INT32), kind)
     return word if kind.width == 64 else builder.trunc(word, kind)
