@@ -160,7 +160,7 @@ class Foreign:
 
 
 @pytest.mark.parametrize("dtype", [d for d in FLOATS if d != ml_dtypes.bfloat16], ids=str)
-def test_arrays_of_any_framework_come_back_in_kind(dtype):
+def test_arrays_of_any_framework_come_back_as_such(dtype):
     for op, args in calls(dtype):
         expected = results(op(*args))
         actual = results(op(*[Foreign(a) if isinstance(a, np.ndarray) else a for a in args]))

@@ -52,7 +52,7 @@ def to_numpy(value: Any) -> Array:
     return np.asarray(tensor.numpy())
 
 
-def in_kind(array: Any, like: Any) -> Any:
+def to_framework(array: Any, like: Any) -> Any:
     """A NumPy array or a tensor of torch as an array of the framework that `like` is of."""
     if kind_of(like) == TORCH:
         if not isinstance(array, np.ndarray):

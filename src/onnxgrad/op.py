@@ -23,7 +23,7 @@ import numpy as np
 
 from onnxgrad import arguments
 from onnxgrad.domains import MICROSOFT
-from onnxgrad.interop import in_kind, is_foreign, is_on_gpu, to_numpy
+from onnxgrad.interop import is_foreign, is_on_gpu, to_framework, to_numpy
 from onnxgrad.schema import Attribute, Input, Known, Output, register
 from onnxgrad.tensor_types import Array
 
@@ -161,7 +161,8 @@ class Op(Generic[P, R]):
                 given = None if out is None else [to_numpy(o) if is_foreign(o) else o for o in out]
                 results = _caller("cpu")(self, given, arrays)
                 results = tuple(
-                    None if r is None else in_kind(r, like) if out is None else out[k] for k, r in enumerate(results)
+                    None if r is None else to_framework(r, like) if out is None else out[k]
+                    for k, r in enumerate(results)
                 )
         except (TypeError, ValueError, IndexError, MemoryError) as error:
             raise self.named(error) from None

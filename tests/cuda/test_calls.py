@@ -335,7 +335,7 @@ def test_what_was_checked_before_stands_for_nothing_else():
 
 @pytest.mark.skipif(DEVICE != "cuda", reason="needs a GPU")
 @pytest.mark.parametrize("kind", ["cupy", "jax"])
-def test_arrays_of_other_frameworks_come_back_in_kind(kind):
+def test_arrays_of_other_frameworks_come_back_as_such(kind):
     framework = pytest.importorskip(kind)
     to_kind = framework.numpy.asarray if kind == "jax" else framework.asarray
     indices, dY = np.array([[0, -4], [1, 0]]), np.arange(12, dtype=F32).reshape(2, 2, 3)

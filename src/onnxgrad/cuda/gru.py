@@ -1,4 +1,4 @@
-"""GRUTraining and GRUGrad on CUDA: large products by cuBLAS, the walk through time in one launch for each direction.
+"""GRUTraining and GRUGrad on CUDA: large products by cuBLAS, all steps in one launch for each direction.
 
 As cuDNN does, products of float32 use TF32 as long as torch.backends.cudnn.allow_tf32 says so, which is its default.
 Half types are computed in float32.
@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from onnxgrad.cuda.core.grid import Tiling, choose_tiling
-from onnxgrad.cuda.core.gru_backward import walk_back
-from onnxgrad.cuda.core.gru_forward import walk
+from onnxgrad.cuda.core.gru_backward import backward_steps
+from onnxgrad.cuda.core.gru_forward import forward_steps
 from onnxgrad.cuda.core.indices import BadIndex
 from onnxgrad.cuda.core.launch import bits_of, launch, sums_dtype
 from onnxgrad.ops.families.activations import Chosen
@@ -55,8 +55,8 @@ def gru_training(
             weights = R[d].to(work).contiguous()
             tiling = choose_tiling(N, H, 3, X.device)
             scratch = states if linear_before_reset else torch.empty_like(states)
-            _launch_walk(
-                walk, tiling, _before(inputs, W[d], B, d, H, linear_before_reset, work), weights,
+            _launch_steps(
+                forward_steps, tiling, _before(inputs, W[d], B, d, H, linear_before_reset, work), weights,
                 None if B is None else B[d, 5 * H :].to(work), SL, states, scratch,
                 _counter(X), HAll[:, d], ZRH[:, d],
                 S, N, H, D * N * H, *_parameters(f, g), bits_of(clip or 0.0),
@@ -120,8 +120,8 @@ def gru_grad(
                     reset = ZRH[:, d, :, H : 2 * H].to(work).reshape(S * N, H)
                     within = _within(before, previous, weights, reset, aside, linear_before_reset, clip)
             tiling = choose_tiling(N, H, 3, X.device)
-            _launch_walk(
-                walk_back, tiling, ZRH[:, d], None if dHAll is None else dHAll[:, d], previous,
+            _launch_steps(
+                backward_steps, tiling, ZRH[:, d], None if dHAll is None else dHAll[:, d], previous,
                 weights.T.contiguous(), within, SL, gradient, deltas, aside, _counter(X),
                 S, N, H, D * N * H, *_parameters(f, g),
                 f.name, g.name, bool(linear_before_reset), backwards,
@@ -167,7 +167,7 @@ def _counter(like: torch.Tensor) -> torch.Tensor:
     return torch.zeros(1, dtype=torch.int32, device=like.device)
 
 
-def _launch_walk(kernel: Any, tiling: Tiling, *args: Any) -> None:
+def _launch_steps(kernel: Any, tiling: Tiling, *args: Any) -> None:
     launch(
         kernel, tiling.programs, *args, tiling.rows, tiling.columns, tiling.depth, tiling.programs,
         num_warps=tiling.warps, launch_cooperative_grid=tiling.programs > 1,

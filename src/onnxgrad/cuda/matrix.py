@@ -21,13 +21,13 @@ def permuted_mat_mul(
 ) -> None:
     """No index can be bad."""
     work = sums_dtype(A.dtype)
-    product = torch.matmul(_turned(A.to(work), permA), _turned(B.to(work), permB))
+    product = torch.matmul(_permuted(A.to(work), permA), _permuted(B.to(work), permB))
     if alpha != 1:
         product = product * alpha
     if bias is not None:
         product = product + bias.to(work)
-    Y.copy_(_turned(product, permY))
+    Y.copy_(_permuted(product, permY))
 
 
-def _turned(x: torch.Tensor, perm: Sequence[int] | None) -> torch.Tensor:
+def _permuted(x: torch.Tensor, perm: Sequence[int] | None) -> torch.Tensor:
     return x if not perm else x.permute(list(perm))

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from onnxgrad.schema import Input
 
 
-class Plan(NamedTuple):
-    """What the checks of one call found, good for every call that looks the same."""
+class CheckedCall(NamedTuple):
+    """What the checks of one call found, good for every call with the same signature."""
 
     host: dict[int, Any]  # inputs that stay on the host, as arrays, by position
     device: torch.device
@@ -29,8 +29,8 @@ class Plan(NamedTuple):
     deterministic: bool  # whether the kernel asks for that
 
 
-MOST_PLANS = 1024
-_plans: dict[Any, Plan] = {}
+MOST_CHECKED = 1024
+_checked: dict[Any, CheckedCall] = {}
 
 
 def run(
@@ -42,51 +42,51 @@ def run(
     check: bool,
     deterministic: bool,
 ) -> tuple[Any, ...]:
-    """The results, in kind of the first array that is on the GPU."""
-    looks = _looks(op, values)
-    plan = None if looks is None else _plans.get(looks)
-    if plan is None:
-        plan = _make_plan(op, values, attributes)
-        if looks is not None:
-            if len(_plans) >= MOST_PLANS:
-                _plans.clear()
-            _plans[looks] = plan
+    """The results, as arrays of the framework of the first array that is on the GPU."""
+    signature = _signature(op, values)
+    checked = None if signature is None else _checked.get(signature)
+    if checked is None:
+        checked = _check(op, values, attributes)
+        if signature is not None:
+            if len(_checked) >= MOST_CHECKED:
+                _checked.clear()
+            _checked[signature] = checked
     inputs = [
-        plan.host[k] if k in plan.host else None if values[k] is None else _in_memory(_to_tensor(values[k]))
+        checked.host[k] if k in checked.host else None if values[k] is None else _in_memory(_to_tensor(values[k]))
         for k in range(len(op.inputs))
     ]
     kernel = op.kernel("cuda")
-    if plan.deterministic:
+    if checked.deterministic:
         attributes["deterministic"] = deterministic
     # Triton launches on torch's current device. The tensors are detached, so nothing is recorded for autograd.
-    elsewhere = plan.device.type == "cuda" and plan.device.index != torch.cuda.current_device()
-    with torch.cuda.device(plan.device) if elsewhere else contextlib.nullcontext():
-        bad = BadIndex(plan.device, check)
-        results = _results(op, out, plan, wanted, inputs)
+    elsewhere = checked.device.type == "cuda" and checked.device.index != torch.cuda.current_device()
+    with torch.cuda.device(checked.device) if elsewhere else contextlib.nullcontext():
+        bad = BadIndex(checked.device, check)
+        results = _results(op, out, checked, wanted, inputs)
         kernel(*inputs, *results, **attributes, bad=bad)
         if (error := bad.error()) is not None:
             raise error
     if out is not None:
         return tuple(None if r is None else o for o, r in zip(out, results, strict=True))
-    like = values[plan.like]
-    return tuple(None if r is None else interop.in_kind(r, like) for r in results)
+    like = values[checked.like]
+    return tuple(None if r is None else interop.to_framework(r, like) for r in results)
 
 
-def _looks(op: "Op[..., Any]", values: Sequence[Any]) -> Any:
-    """All that the checks depend on, if it is quickly told: the checks of a call take longer than its launch."""
-    looks: list[Any] = [op]
+def _signature(op: "Op[..., Any]", values: Sequence[Any]) -> Any:
+    """All that the checks depend on, if it is quick to find: the checks of a call take longer than its launch."""
+    found: list[Any] = [op]
     for value in values:
         if value.__class__ is torch.Tensor:
             if not value.is_cuda:
                 return None
-            looks.append((value.shape, value.dtype, value.device))
+            found.append((value.shape, value.dtype, value.device))
         elif value.__class__ is list or value.__class__ is tuple:
-            looks.append((list, *value, *(v.__class__ for v in value)))  # 4.0 equals 4, but is no dimension
+            found.append((list, *value, *(v.__class__ for v in value)))  # 4.0 equals 4, but is no dimension
         elif value is None or value.__class__ in (int, float, str):
-            looks.append((value.__class__, value))
+            found.append((value.__class__, value))
         else:
             return None
-    key = tuple(looks)
+    key = tuple(found)
     try:
         hash(key)
     except TypeError:  # a list of lists
@@ -94,12 +94,12 @@ def _looks(op: "Op[..., Any]", values: Sequence[Any]) -> Any:
     return key
 
 
-def _make_plan(op: "Op[..., Any]", values: Sequence[Any], attributes: dict[str, Any]) -> Plan:
+def _check(op: "Op[..., Any]", values: Sequence[Any], attributes: dict[str, Any]) -> CheckedCall:
     inputs, like = _to_tensors(op.inputs, values)
     shapes = op.output_shapes([_known(d, x) for d, x in zip(op.inputs, inputs, strict=True)], attributes)
     host = {k: inputs[k] for k, entry in enumerate(op.inputs) if entry.constraint.on_host}
     dtypes = [inputs[source].dtype for source in op.dtype_sources]
-    return Plan(host, inputs[like].device, like, shapes, dtypes, op.kernel_asks_for("cuda", "deterministic"))
+    return CheckedCall(host, inputs[like].device, like, shapes, dtypes, op.kernel_asks_for("cuda", "deterministic"))
 
 
 def _to_tensor(value: Any) -> torch.Tensor:
@@ -170,15 +170,19 @@ def _is_host_tensor(value: Any) -> bool:
 
 
 def _results(
-    op: "Op[..., Any]", out: Sequence[Any] | None, plan: Plan, wanted: frozenset[str] | None, inputs: Sequence[Any]
+    op: "Op[..., Any]",
+    out: Sequence[Any] | None,
+    checked: CheckedCall,
+    wanted: frozenset[str] | None,
+    inputs: Sequence[Any],
 ) -> tuple[torch.Tensor | None, ...]:
     names = op.output_names
     if out is not None:
-        return _check_out(out, names, plan.shapes, plan.dtypes, wanted, plan.device, inputs)
+        return _check_out(out, names, checked.shapes, checked.dtypes, wanted, checked.device, inputs)
     try:
         return tuple(
-            torch.empty(shape, dtype=dtype, device=plan.device) if wanted is None or name in wanted else None
-            for name, shape, dtype in zip(names, plan.shapes, plan.dtypes, strict=True)
+            torch.empty(shape, dtype=dtype, device=checked.device) if wanted is None or name in wanted else None
+            for name, shape, dtype in zip(names, checked.shapes, checked.dtypes, strict=True)
         )
     except torch.OutOfMemoryError as error:
         raise MemoryError(f"the GPU has no room for the results: {str(error).split('.')[0]}") from None

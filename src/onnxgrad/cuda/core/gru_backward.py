@@ -1,4 +1,4 @@
-"""GRUGrad's walk back through time on CUDA: one launch, whose programs meet once or twice a step."""
+"""GRUGrad's steps on CUDA, the last one first: one launch, whose programs meet once or twice a step."""
 
 import triton
 import triton.language as tl
@@ -10,7 +10,7 @@ from onnxgrad.cuda.core.launch import float_of
 
 
 @triton.jit
-def walk_back(
+def backward_steps(
     ZRH, dHAll, previous, weights, within, lengths, gradient, deltas, aside, counter,
     steps, batch, hidden, all_step, f_alpha, f_beta, g_alpha, g_beta,
     F: tl.constexpr, G: tl.constexpr, LINEAR_BEFORE_RESET: tl.constexpr, BACKWARDS: tl.constexpr,

@@ -1,4 +1,4 @@
-"""GRUTraining's walk through time on CUDA: one launch, whose programs meet after every step."""
+"""GRUTraining's steps on CUDA: one launch, whose programs meet after every step."""
 
 import triton
 import triton.language as tl
@@ -44,7 +44,7 @@ def clamped(x, clip, CLIPS: tl.constexpr):
 
 
 @triton.jit
-def walk(
+def forward_steps(
     before, R, bias, lengths, states, scratch, counter, HAll, ZRH,
     steps, batch, hidden, all_step, f_alpha, f_beta, g_alpha, g_beta, clip,
     F: tl.constexpr, G: tl.constexpr, LINEAR_BEFORE_RESET: tl.constexpr, BACKWARDS: tl.constexpr,
@@ -53,7 +53,7 @@ def walk(
 ):  # fmt: skip
     """From the first step to the last, each program for its tiles of the states.
 
-    `before` [S·N, 3H] is X · Wᵀ with the biases; `states` [2, N, H] holds the states before and after a step in turn;
+    `before` [S·N, 3H] is X · Wᵀ with the biases; `states` [2, N, H] holds those before and after a step, alternating;
     `scratch` [2, N, H] holds z and r∘Hp from one half of a step to the other, without linear_before_reset.
     """
     kind = states.dtype.element_ty
@@ -97,7 +97,7 @@ def walk(
             Rh = R + 2 * hidden * hidden
             if LINEAR_BEFORE_RESET:
                 z, r, h = zero, zero, zero
-                # One walk along the states for all three gates.
+                # One pass over the states for all three gates.
                 for k in range(0, hidden, DEPTH):
                     place = k + tl.arange(0, DEPTH)
                     left = tl.load(
