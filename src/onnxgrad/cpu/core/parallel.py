@@ -86,7 +86,7 @@ def _borrowed(context: Any, builder: ir.IRBuilder, kind: Any, value: Any) -> Any
         array.meminfo = array.meminfo.type(None)
         array.parent = array.parent.type(None)
         return array._getvalue()
-    if isinstance(kind, (types.Tuple, types.UniTuple)):
+    if isinstance(kind, (types.Tuple, types.UniTuple, types.NamedTuple, types.NamedUniTuple)):
         for position, member in enumerate(kind.types):
             inner = builder.extract_value(value, position)
             value = builder.insert_value(value, _borrowed(context, builder, member, inner), position)

@@ -10,6 +10,8 @@ from onnxgrad.cpu.core.matmul.microkernel import (
     ROWS,
     VECTOR_BYTES,
     VECTORS,
+    Matrix,
+    Panels,
     aligned,
     multiply,
     pack,
@@ -125,14 +127,22 @@ def _fold_images(
             if is_plain:
                 target = ((image * groups + group) * inputs + channel) * area + start
                 multiply(
-                    gemm, packed_kernel, here, PACKED, rows, packed, at, depth, depth, columns, dX, target, area,
+                    gemm,
+                    Matrix(packed_kernel, here, PACKED),
+                    Panels(packed, at, depth),
+                    Matrix(dX, target, area),
+                    (rows, depth, columns),
                     first > 0,
-                )  # fmt: skip
+                )
             else:
                 multiply(
-                    gemm, packed_kernel, here, PACKED, rows, packed, at, depth, depth, columns, folded, 0, WINDOWS,
+                    gemm,
+                    Matrix(packed_kernel, here, PACKED),
+                    Panels(packed, at, depth),
+                    Matrix(folded, 0, WINDOWS),
+                    (rows, depth, columns),
                     first > 0,
-                )  # fmt: skip
+                )
         if not is_plain:
             for i in range(together):
                 for row in range(rows):

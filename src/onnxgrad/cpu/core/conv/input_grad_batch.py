@@ -19,7 +19,7 @@ import numpy as np
 from onnxgrad.cpu.core.conv.weight_grad_batch import row_step
 from onnxgrad.cpu.core.halves import load, store, zero
 from onnxgrad.cpu.core.jit import native
-from onnxgrad.cpu.core.matmul.microkernel import VECTOR_BYTES, aligned, multiply, panel_width
+from onnxgrad.cpu.core.matmul.microkernel import VECTOR_BYTES, Matrix, Panels, aligned, multiply, panel_width
 from onnxgrad.cpu.core.matmul.transpose import turn
 from onnxgrad.cpu.core.parallel import parallel
 from onnxgrad.tensor_types import Array
@@ -119,9 +119,13 @@ def _make_band(
                         for k in range(0, depth, DEPTH):
                             some = min(DEPTH, depth - k)
                             multiply(
-                                gemm, turned, a + k, turned_step, together, packed_kernel, b + k * panel, line_depth,
-                                some, columns, made, c, made_step, True,
-                            )  # fmt: skip
+                                gemm,
+                                Matrix(turned, a + k, turned_step),
+                                Panels(packed_kernel, b + k * panel, line_depth),
+                                Matrix(made, c, made_step),
+                                (together, some, columns),
+                                True,
+                            )
         for i in range(together):
             at = (((image + i) * groups + group) * inputs + part * panel) * area + begin * line_size
             turn(made, target + i * made_step, panel, elements, columns, dX, at, area)

@@ -9,7 +9,16 @@ import numpy as np
 from onnxgrad.cpu.core.conv.im2col import unfold
 from onnxgrad.cpu.core.halves import load, store, zero
 from onnxgrad.cpu.core.jit import native
-from onnxgrad.cpu.core.matmul.microkernel import CACHE_LINE, VECTOR_BYTES, VECTORS, aligned, multiply, panel_width
+from onnxgrad.cpu.core.matmul.microkernel import (
+    CACHE_LINE,
+    VECTOR_BYTES,
+    VECTORS,
+    Matrix,
+    Panels,
+    aligned,
+    multiply,
+    panel_width,
+)
 from onnxgrad.cpu.core.matmul.transpose import turn
 from onnxgrad.cpu.core.parallel import parallel
 from onnxgrad.tensor_types import Array
@@ -131,7 +140,12 @@ def _make_block(
         if is_plain:
             here = ((image * groups + group) * inputs + top) * area + first
             multiply(
-                gemm, X, here, area, taken, right, at, depth, depth, columns, parts, target, outputs, block > begin
+                gemm,
+                Matrix(X, here, area),
+                Panels(right, at, depth),
+                Matrix(parts, target, outputs),
+                (taken, depth, columns),
+                block > begin,
             )
             continue
         for i in range(together):
@@ -140,7 +154,12 @@ def _make_block(
                 place = (row - top) * DEPTH + i * count
                 unfold(X, channel * area, lines, taps, walk, row % kernel, first, last, unfolded, place)
         multiply(
-            gemm, unfolded, 0, DEPTH, taken, right, at, depth, depth, columns, parts, target, outputs, block > begin
+            gemm,
+            Matrix(unfolded, 0, DEPTH),
+            Panels(right, at, depth),
+            Matrix(parts, target, outputs),
+            (taken, depth, columns),
+            block > begin,
         )
 
 

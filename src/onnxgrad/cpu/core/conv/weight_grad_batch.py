@@ -14,7 +14,15 @@ import numpy as np
 from onnxgrad.cpu.core.conv.weight_grad import COLUMNS, add_shares, panels_of
 from onnxgrad.cpu.core.halves import load, store, zero
 from onnxgrad.cpu.core.jit import inlined, native
-from onnxgrad.cpu.core.matmul.microkernel import CACHE_LINE, VECTOR_BYTES, aligned, multiply, panel_width
+from onnxgrad.cpu.core.matmul.microkernel import (
+    CACHE_LINE,
+    VECTOR_BYTES,
+    Matrix,
+    Panels,
+    aligned,
+    multiply,
+    panel_width,
+)
 from onnxgrad.cpu.core.matmul.transpose import turn
 from onnxgrad.cpu.core.parallel import parallel
 from onnxgrad.tensor_types import Array
@@ -214,9 +222,13 @@ def _make_block(
                     gathered_step,
                 )  # fmt: skip
                 multiply(
-                    gemm, gathered, 0, gathered_step, rows * kernel, right, b, b_depth, (stop - start) * count,
-                    columns, parts, target, outputs, True,
-                )  # fmt: skip
+                    gemm,
+                    Matrix(gathered, 0, gathered_step),
+                    Panels(right, b, b_depth),
+                    Matrix(parts, target, outputs),
+                    (rows * kernel, (stop - start) * count, columns),
+                    True,
+                )
                 continue
             for element in range(kernel):
                 line = load(lines, element // tap_count * out_lines + out_line)
@@ -224,10 +236,13 @@ def _make_block(
                 first, last = max(start, load(taps, tap)), min(stop, load(taps, tap + 1))
                 if line >= 0 and first < last:
                     multiply(
-                        gemm, turned, a + (line + load(taps, tap + 2) + first) * count, step, rows,
-                        right, b + (first - start) * count * panel, b_depth, (last - first) * count, columns,
-                        parts, target + element * outputs, kernel * outputs, True,
-                    )  # fmt: skip
+                        gemm,
+                        Matrix(turned, a + (line + load(taps, tap + 2) + first) * count, step),
+                        Panels(right, b + (first - start) * count * panel, b_depth),
+                        Matrix(parts, target + element * outputs, kernel * outputs),
+                        (rows, (last - first) * count, columns),
+                        True,
+                    )
 
 
 @native

@@ -15,7 +15,7 @@ from onnxgrad.cpu.core.halves import load, store, zero
 from onnxgrad.cpu.core.jit import native
 from onnxgrad.cpu.core.matmul.amx import SLOW, begin_tiles, end_tiles, multiply_and_pack, multiply_panels
 from onnxgrad.cpu.core.matmul.amx_packing import BLOCK_WORDS, PANEL, PARTS, SIDE, STEP, TILE_WORDS, pack_tile
-from onnxgrad.cpu.core.matmul.microkernel import CACHE_LINE, aligned
+from onnxgrad.cpu.core.matmul.microkernel import CACHE_LINE, Matrix, Strided, aligned
 from onnxgrad.cpu.core.matmul.store import begin_rows, put
 from onnxgrad.cpu.core.parallel import parallel
 from onnxgrad.tensor_types import Array
@@ -199,7 +199,7 @@ def _task(
                 if fits:
                     begin, begin_row, has_begin = bias_at + 4 * (column + j * PANEL), 0, True
                 else:
-                    begin_rows(c, c_at, c_row, c_column, valid_rows, valid, bias, column + j * PANEL)
+                    begin_rows(Strided(c, c_at, c_row, c_column), valid_rows, valid, bias, column + j * PANEL)
             product = (
                 left_base + 4 * slot, right_base + 4 * right_slot, blocks, to, to_row,
                 begin, begin_row, has_begin, i == 0 or j == 0,
@@ -240,7 +240,8 @@ def _task(
             )  # fmt: skip
             is_finite &= _multiply(product, what if count > 0 else NOTHING, step == 1, is_slow, packing)
             if not fits:
-                put(edge, edge_at, PANEL, valid_rows, valid, c, c_at, c_row, c_column, k > 0 or has_bias)
+                made, place = Matrix(edge, edge_at, PANEL), Strided(c, c_at, c_row, c_column)
+                put(made, place, valid_rows, valid, k > 0 or has_bias)
             done = (from_block + count) * STEP if fits_shade else 0
             if what != NOTHING and is_last_turn and done < deep:  # what does not fill a panel, or a block
                 source, packed = source + done * step, packed + done // STEP * BLOCK_WORDS

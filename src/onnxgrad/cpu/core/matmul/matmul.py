@@ -15,7 +15,7 @@ import numpy as np
 from onnxgrad.cpu.core.halves import load, store
 from onnxgrad.cpu.core.jit import native
 from onnxgrad.cpu.core.matmul.amx_matmul import tiled_product
-from onnxgrad.cpu.core.matmul.microkernel import aligned, multiply, packed_matrix
+from onnxgrad.cpu.core.matmul.microkernel import Matrix, Panels, Strided, aligned, multiply, packed_matrix
 from onnxgrad.cpu.core.matmul.store import begin_rows, put
 from onnxgrad.cpu.core.parallel import parallel
 from onnxgrad.tensor_types import Array
@@ -28,43 +28,38 @@ ROWS = 64  # of a task
 @native
 def _task(
     number: int,
-    a: Array,
-    a_start: int,
-    a_row: int,
-    a_k: int,
-    rows: int,
-    depth: int,
-    factor: Any,
+    a: Strided,
     right: Array,
-    columns: int,
-    c: Array,
-    c_start: int,
-    c_row: int,
-    c_column: int,
+    c: Strided,
+    sizes: Any,
+    factor: Any,
     bias: Array,
     bias_start: int,
     is_first: bool,
     gemm: int,
 ) -> None:
-    """Some rows times all of what is packed; `is_first`: nothing has been added to c yet."""
+    """Some rows of a times all of the packed columns; `is_first`: nothing has been added to c yet."""
+    rows, depth, columns = sizes
     first = number * ROWS
     height = min(ROWS, rows - first)
-    left = np.empty(height * depth, a.dtype)
-    a_at, c_at = a_start + first * a_row, c_start + first * c_row
+    left = np.empty(height * depth, a.array.dtype)
+    here = a.start + first * a.row_step
     for i in range(height):
         for k in range(depth):
-            store(left, i * depth + k, load(a, a_at + i * a_row + k * a_k) * factor)
+            store(left, i * depth + k, load(a.array, here + i * a.row_step + k * a.column_step) * factor)
+    target = Strided(c.array, c.start + first * c.row_step, c.row_step, c.column_step)
     accumulate = not is_first
     if is_first and bias.size > 0:
-        begin_rows(c, c_at, c_row, c_column, height, columns, bias, bias_start)
+        begin_rows(target, height, columns, bias, bias_start)
         accumulate = True
-    at = aligned(right)
-    if c_column == 1:
-        multiply(gemm, left, 0, depth, height, right, at, depth, depth, columns, c, c_at, c_row, accumulate)
+    some, packed = Matrix(left, 0, depth), Panels(right, aligned(right), depth)
+    if c.column_step == 1:
+        rows_of_c = Matrix(c.array, target.start, c.row_step)
+        multiply(gemm, some, packed, rows_of_c, (height, depth, columns), accumulate)
         return
-    piece = np.empty(height * columns, c.dtype)
-    multiply(gemm, left, 0, depth, height, right, at, depth, depth, columns, piece, 0, columns, False)
-    put(piece, 0, columns, height, columns, c, c_at, c_row, c_column, accumulate)
+    product = Matrix(np.empty(height * columns, c.array.dtype), 0, columns)
+    multiply(gemm, some, packed, product, (height, depth, columns), False)
+    put(product, target, height, columns, accumulate)
 
 
 @native
@@ -88,10 +83,11 @@ def _by_vectors(
         for k in range(0, max(depth, 1), DEPTH):  # once, too, if there is nothing to add up
             d = min(DEPTH, depth - k)
             right = packed_matrix(b, b_start + column * b_column + k * b_k, b_k, b_column, d, n, scheduler)
-            work = (
-                a, a_start + k * a_k, a_row, a_k, rows, d, factor, right, n,
-                c, c_start + column * c_column, c_row, c_column, bias, column, k == 0, gemm,
-            )  # fmt: skip
+            left, target = (
+                Strided(a, a_start + k * a_k, a_row, a_k),
+                Strided(c, c_start + column * c_column, c_row, c_column),
+            )
+            work = (left, right, target, (rows, d, n), factor, bias, column, k == 0, gemm)
             parallel(scheduler, (rows + ROWS - 1) // ROWS, _task, work)
 
 

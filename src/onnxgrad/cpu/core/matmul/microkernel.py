@@ -10,7 +10,7 @@ be compiled a dozen times over.
 """
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import llvmlite.binding as llvm
 import numpy as np
@@ -33,37 +33,36 @@ PACKED = -1  # in place of a's row step: a lies in panels of ROWS rows
 INT64, INT32, BIT = ir.IntType(64), ir.IntType(32), ir.IntType(1)
 
 
-@machine_code
-def _tile(
-    typing_context: Any,
-    rows: Any,
-    vectors: Any,
-    a: Any,
-    a_start: Any,
-    a_row: Any,
-    a_k: Any,
-    b: Any,
-    b_start: Any,
-    b_next: Any,
-    count: Any,
-    c: Any,
-    c_start: Any,
-    c_row: Any,
-    columns: Any,
-    accumulate: Any,
-) -> Any:
-    """c[row, column] (+)= Σ_k a[row, k] · b[k, column] for `rows` rows and the first `columns` of `vectors` vectors.
+class _Tile(NamedTuple):
+    """A block of c that stays in registers: pointers, and where in them everything begins."""
 
-    With each k one cache line of b from b_next on is called into the second-level cache, for whoever comes next.
-    """
-    element = c.dtype
+    a: Any
+    a_start: int
+    a_row: int
+    a_k: int
+    b: Any
+    b_start: int
+    b_next: int  # from here on one cache line with each k is prefetched into the second-level cache
+    depth: int
+    c: Any
+    c_start: int
+    c_row: int
+    columns: int
+    accumulate: bool
+
+
+@machine_code
+def _multiply_tile(typing_context: Any, rows: Any, vectors: Any, tile: Any) -> Any:
+    """c[row, column] (+)= Σ_k a[row, k] · b[k, column] for `rows` rows and the first `columns` of `vectors` vectors."""
+    element = tile.types[0].dtype
     size = element.bitwidth // 8
     lanes = VECTOR_BYTES // size
     vector = ir.VectorType(ir.FloatType() if size == 4 else ir.DoubleType(), lanes)
     height, width = rows.literal_value, vectors.literal_value
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
-        _, _, a_base, a_at, row_step, k_step, b_base, b_at, b_soon, k_count, c_base, c_at, c_step, valid, add = values
+        fields = cgutils.unpack_tuple(builder, values[2])
+        a_base, a_at, row_step, k_step, b_base, b_at, b_soon, k_count, c_base, c_at, c_step, valid, add = fields
         name = f"v{lanes}f{element.bitwidth}"
 
         def function(result: Any, arguments: list[Any], intrinsic_name: str) -> Any:
@@ -150,8 +149,7 @@ def _tile(
                 builder.call(masked_store, [total, place, INT32(size), masks[position]])
         return context.get_dummy_value()
 
-    n = types.int64
-    return types.void(rows, vectors, a, n, n, n, b, n, n, n, c, n, n, n, types.boolean), generate
+    return types.void(rows, vectors, tile), generate
 
 
 def _multiply(
@@ -183,26 +181,27 @@ def _multiply(
             # All rows read this panel; the next one, if it comes from far, comes meanwhile, a third with each tile.
             third = row // ROWS
             soon = panel + (width * b_depth + third * depth * line if third < VECTORS else 0)
+            tile = _Tile(a, here, row_step, k_step, b, panel, soon, depth, c, at, c_row, valid, accumulate)
             if valid > 2 * lanes:
                 if height == 8:
-                    _tile(8, 3, a, here, row_step, k_step, b, panel, soon, depth, c, at, c_row, valid, accumulate)
+                    _multiply_tile(8, 3, tile)
                 elif height == 4:
-                    _tile(4, 3, a, here, row_step, k_step, b, panel, soon, depth, c, at, c_row, valid, accumulate)
+                    _multiply_tile(4, 3, tile)
                 else:
-                    _tile(1, 3, a, here, row_step, k_step, b, panel, soon, depth, c, at, c_row, valid, accumulate)
+                    _multiply_tile(1, 3, tile)
             elif valid > lanes:
                 if height == 8:
-                    _tile(8, 2, a, here, row_step, k_step, b, panel, soon, depth, c, at, c_row, valid, accumulate)
+                    _multiply_tile(8, 2, tile)
                 elif height == 4:
-                    _tile(4, 2, a, here, row_step, k_step, b, panel, soon, depth, c, at, c_row, valid, accumulate)
+                    _multiply_tile(4, 2, tile)
                 else:
-                    _tile(1, 2, a, here, row_step, k_step, b, panel, soon, depth, c, at, c_row, valid, accumulate)
+                    _multiply_tile(1, 2, tile)
             elif height == 8:
-                _tile(8, 1, a, here, row_step, k_step, b, panel, soon, depth, c, at, c_row, valid, accumulate)
+                _multiply_tile(8, 1, tile)
             elif height == 4:
-                _tile(4, 1, a, here, row_step, k_step, b, panel, soon, depth, c, at, c_row, valid, accumulate)
+                _multiply_tile(4, 1, tile)
             else:
-                _tile(1, 1, a, here, row_step, k_step, b, panel, soon, depth, c, at, c_row, valid, accumulate)
+                _multiply_tile(1, 1, tile)
             row += height
 
 
@@ -221,47 +220,59 @@ def gemm_address(dtype: np.dtype[Any]) -> int:
     return int(_compiled_multiply(dtype.itemsize == 4).address)
 
 
-@machine_code
-def multiply(
-    typing_context: Any,
-    gemm: Any,
-    a: Any,
-    a_start: Any,
-    a_row: Any,
-    rows: Any,
-    b: Any,
-    b_start: Any,
-    b_depth: Any,
-    depth: Any,
-    columns: Any,
-    c: Any,
-    c_start: Any,
-    c_row: Any,
-    accumulate: Any,
-) -> Any:
-    """c (+)= a · b; b is packed with `b_depth` rows in each panel, of which the first `depth` from b_start on count.
+class Strided(NamedTuple):
+    """A matrix in an array: element [row, column] stands at start + row · row_step + column · column_step."""
 
-    a[row, k] stands at a_start + row · a_row + k, or a_row is PACKED; c[row, column] at c_start + row · c_row + column.
-    """
-    width = VECTORS * VECTOR_BYTES // (c.dtype.bitwidth // 8)
+    array: Any
+    start: int
+    row_step: int
+    column_step: int
+
+
+class Matrix(NamedTuple):
+    """A matrix with contiguous rows in an array: element [row, column] stands at start + row · row_step + column."""
+
+    array: Any
+    start: int
+    row_step: int  # PACKED: in panels of ROWS rows
+
+
+class Panels(NamedTuple):
+    """The right side of a product as `pack` lays it out: from `start` on, with `depth` rows in each panel."""
+
+    array: Any
+    start: int
+    depth: int
+
+
+@machine_code
+def multiply(typing_context: Any, gemm: Any, a: Any, b: Any, c: Any, sizes: Any, accumulate: Any) -> Any:
+    """c (+)= a · b, for Matrix a and c and Panels b; `sizes` are rows, depth and columns."""
+    width = VECTORS * VECTOR_BYTES // (c.types[0].dtype.bitwidth // 8)
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
-        address, a_array, a_at, a_step, height, b_array, b_at, b_rows, k, n, c_array, c_at, c_step, add = values
+        address, *matrices, size, add = values
 
-        def pointer(kind: Any, array: Any, start: Any) -> Any:
-            return builder.gep(context.make_array(kind)(context, builder, array).data, [start])
+        def place(kind: Any, matrix: Any) -> tuple[Any, Any]:
+            """The address of the first element, and the step."""
+            array, *numbers = cgutils.unpack_tuple(builder, matrix)
+            data = context.make_array(kind.types[0])(context, builder, array).data
+            start, step = (
+                context.cast(builder, n, t, types.int64) for n, t in zip(numbers, kind.types[1:], strict=True)
+            )
+            return builder.gep(data, [start]), step
 
+        (left, a_row), (right, b_depth), (to, c_row) = map(place, (a, b, c), matrices)
+        rows, depth, columns = cgutils.unpack_tuple(builder, size)
         arguments = [
-            pointer(a, a_array, a_at), a_step, height,
-            pointer(b, b_array, b_at), b_rows, k, n,
-            pointer(c, c_array, c_at), c_step, INT64(width), builder.zext(add, ir.IntType(8)),
+            left, a_row, rows, right, b_depth, depth, columns, to, c_row,
+            INT64(width), builder.zext(add, ir.IntType(8)),
         ]  # fmt: skip
         kind = ir.FunctionType(ir.VoidType(), [argument.type for argument in arguments])
         builder.call(builder.inttoptr(address, kind.as_pointer()), arguments)
         return context.get_dummy_value()
 
-    n = types.int64
-    return types.void(n, a, n, n, n, b, n, n, n, n, c, n, n, types.boolean), generate
+    return types.void(types.int64, a, b, c, types.UniTuple(types.int64, 3), types.boolean), generate
 
 
 @native

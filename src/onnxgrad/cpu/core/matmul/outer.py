@@ -7,7 +7,7 @@ import numpy as np
 
 from onnxgrad.cpu.core.halves import load, store, zero
 from onnxgrad.cpu.core.jit import native
-from onnxgrad.cpu.core.matmul.microkernel import PACKED, ROWS, aligned, multiply, panel_width
+from onnxgrad.cpu.core.matmul.microkernel import PACKED, ROWS, Matrix, Panels, aligned, multiply, panel_width
 from onnxgrad.cpu.core.parallel import parallel
 from onnxgrad.tensor_types import Array
 
@@ -96,7 +96,14 @@ def outer_block(
     for left in range(0, width, WIDTH):
         columns = min(WIDTH, width - left)
         _pack_right(b, first, rows, width, left, columns, packed_b, at)
-        multiply(gemm, packed_a, 0, PACKED, height, packed_b, at, depth, depth, columns, c, c_start + left, width, add)
+        multiply(
+            gemm,
+            Matrix(packed_a, 0, PACKED),
+            Panels(packed_b, at, depth),
+            Matrix(c, c_start + left, width),
+            (height, depth, columns),
+            add,
+        )
 
 
 @native

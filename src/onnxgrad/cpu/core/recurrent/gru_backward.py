@@ -9,7 +9,7 @@ import numpy as np
 
 from onnxgrad.cpu.core.halves import load, store, zero
 from onnxgrad.cpu.core.jit import int64, native
-from onnxgrad.cpu.core.matmul.microkernel import aligned, multiply, packed_matrix
+from onnxgrad.cpu.core.matmul.microkernel import Matrix, Panels, aligned, multiply, packed_matrix
 from onnxgrad.cpu.core.matmul.outer import ZERO_ROW, column_sums, gather_row
 from onnxgrad.cpu.core.parallel import parallel
 from onnxgrad.cpu.core.recurrent.activations import times_derivative
@@ -48,7 +48,12 @@ def _recurrent_rows(
             store(aside, (start + i) * hidden + j, load(B, bias + j) if B.size > 0 else 0)
     at = aligned(packed)
     multiply(
-        gemm, before, 0, hidden, stop - start, packed, at, hidden, hidden, hidden, aside, start * hidden, hidden, True
+        gemm,
+        Matrix(before, 0, hidden),
+        Panels(packed, at, hidden),
+        Matrix(aside, start * hidden, hidden),
+        (stop - start, hidden, hidden),
+        True,
     )
 
 
@@ -105,18 +110,10 @@ def _walk_back(
             width = 3 * hidden
             multiply(
                 gemm,
-                before,
-                0,
-                hidden,
-                rows,
-                ahead_zr,
-                aligned(ahead_zr),
-                hidden,
-                hidden,
-                2 * hidden,
-                deltas,
-                delta,
-                width,
+                Matrix(before, 0, hidden),
+                Panels(ahead_zr, aligned(ahead_zr), hidden),
+                Matrix(deltas, delta, width),
+                (rows, hidden, 2 * hidden),
                 True,
             )
             for i in range(rows):
@@ -131,18 +128,10 @@ def _walk_back(
             if not linear_before_reset:
                 multiply(
                     gemm,
-                    product,
-                    0,
-                    hidden,
-                    rows,
-                    ahead_h,
-                    aligned(ahead_h),
-                    hidden,
-                    hidden,
-                    hidden,
-                    deltas,
-                    delta + 2 * hidden,
-                    width,
+                    Matrix(product, 0, hidden),
+                    Panels(ahead_h, aligned(ahead_h), hidden),
+                    Matrix(deltas, delta + 2 * hidden, width),
+                    (rows, hidden, hidden),
                     True,
                 )
             _mask(deltas, delta, rows * width, clip, within)
@@ -171,18 +160,10 @@ def _walk_back(
         if not linear_before_reset:
             multiply(
                 gemm,
-                deltas,
-                delta + 2 * hidden,
-                3 * hidden,
-                rows,
-                back_h,
-                aligned(back_h),
-                hidden,
-                hidden,
-                hidden,
-                product,
-                0,
-                hidden,
+                Matrix(deltas, delta + 2 * hidden, 3 * hidden),
+                Panels(back_h, aligned(back_h), hidden),
+                Matrix(product, 0, hidden),
+                (rows, hidden, hidden),
                 False,
             )
         for i in range(rows):
@@ -207,23 +188,20 @@ def _walk_back(
                     store(deltas, δr + j, load(deltas, δr + j) * load(within, i * 3 * hidden + hidden + j))
         at, depth = aligned(back_zr), 2 * hidden
         multiply(
-            gemm, deltas, delta, 3 * hidden, rows, back_zr, at, depth, depth, hidden, product, origin, hidden, False
+            gemm,
+            Matrix(deltas, delta, 3 * hidden),
+            Panels(back_zr, at, depth),
+            Matrix(product, origin, hidden),
+            (rows, depth, hidden),
+            False,
         )
         if linear_before_reset:
             multiply(
                 gemm,
-                aside,
-                side,
-                hidden,
-                rows,
-                back_h,
-                aligned(back_h),
-                hidden,
-                hidden,
-                hidden,
-                product,
-                0,
-                hidden,
+                Matrix(aside, side, hidden),
+                Panels(back_h, aligned(back_h), hidden),
+                Matrix(product, 0, hidden),
+                (rows, hidden, hidden),
                 True,
             )
         for i in range(rows):
@@ -243,7 +221,12 @@ def _input_gradient_rows(
     rows = min(BLOCK_ROWS, deltas.size // max(1, depth) - start)
     at = aligned(packed)
     multiply(
-        gemm, deltas, start * depth, depth, rows, packed, at, depth, depth, inputs, dX, start * inputs, inputs, add
+        gemm,
+        Matrix(deltas, start * depth, depth),
+        Panels(packed, at, depth),
+        Matrix(dX, start * inputs, inputs),
+        (rows, depth, inputs),
+        add,
     )
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from onnxgrad.cpu.core.halves import load, store, zero
 from onnxgrad.cpu.core.jit import int64, native
-from onnxgrad.cpu.core.matmul.microkernel import aligned, multiply, packed_matrix
+from onnxgrad.cpu.core.matmul.microkernel import Matrix, Panels, aligned, multiply, packed_matrix
 from onnxgrad.cpu.core.parallel import parallel
 from onnxgrad.cpu.core.recurrent.activations import activate, clamp
 from onnxgrad.tensor_types import Array
@@ -39,7 +39,12 @@ def _project_rows(
             for j in range(width):
                 store(gates, at + i * step + j, bias[j])
         multiply(
-            gemm, X, row * inputs, inputs, taken, packed, aligned(packed), inputs, inputs, width, gates, at, step, True
+            gemm,
+            Matrix(X, row * inputs, inputs),
+            Panels(packed, aligned(packed), inputs),
+            Matrix(gates, at, step),
+            (taken, inputs, width),
+            True,
         )
         row += taken
 
@@ -110,7 +115,12 @@ def _walk(
         row = (t * directions + direction) * batch + start
         gate, out = row * 3 * hidden, row * hidden
         multiply(
-            gemm, state, 0, hidden, rows, packed_zr, at_zr, hidden, hidden, 2 * hidden, gates, gate, 3 * hidden, True
+            gemm,
+            Matrix(state, 0, hidden),
+            Panels(packed_zr, at_zr, hidden),
+            Matrix(gates, gate, 3 * hidden),
+            (rows, hidden, 2 * hidden),
+            True,
         )
         for i in range(rows):
             at = gate + i * 3 * hidden
@@ -118,7 +128,14 @@ def _walk(
                 clamp(gates, at, 2 * hidden, clip)
             activate(codes[f], parameters[f, 0], parameters[f, 1], gates, at, 2 * hidden)
         if linear_before_reset:
-            multiply(gemm, state, 0, hidden, rows, packed_h, at_h, hidden, hidden, hidden, product, 0, hidden, False)
+            multiply(
+                gemm,
+                Matrix(state, 0, hidden),
+                Panels(packed_h, at_h, hidden),
+                Matrix(product, 0, hidden),
+                (rows, hidden, hidden),
+                False,
+            )
             bias = (direction * 6 + 5) * hidden
             for i in range(rows):
                 r, h = gate + i * 3 * hidden + hidden, gate + i * 3 * hidden + 2 * hidden
@@ -136,18 +153,10 @@ def _walk(
                     store(product, i * hidden + j, load(gates, r + j) * load(state, i * hidden + j))
             multiply(
                 gemm,
-                product,
-                0,
-                hidden,
-                rows,
-                packed_h,
-                at_h,
-                hidden,
-                hidden,
-                hidden,
-                gates,
-                gate + 2 * hidden,
-                3 * hidden,
+                Matrix(product, 0, hidden),
+                Panels(packed_h, at_h, hidden),
+                Matrix(gates, gate + 2 * hidden, 3 * hidden),
+                (rows, hidden, hidden),
                 True,
             )
         for i in range(rows):

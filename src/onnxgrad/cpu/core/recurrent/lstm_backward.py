@@ -7,7 +7,7 @@ import numpy as np
 
 from onnxgrad.cpu.core.halves import load, store, zero
 from onnxgrad.cpu.core.jit import int64, native
-from onnxgrad.cpu.core.matmul.microkernel import aligned, multiply, packed_matrix
+from onnxgrad.cpu.core.matmul.microkernel import Matrix, Panels, aligned, multiply, packed_matrix
 from onnxgrad.cpu.core.matmul.outer import DEPTH, ZERO_ROW, gather_row
 from onnxgrad.cpu.core.parallel import parallel
 from onnxgrad.cpu.core.recurrent.activations import activate, times_derivative
@@ -86,7 +86,14 @@ def _walk_back(
             for i in range(rows):
                 gather_row(states, first, previous[row + i], hidden, origin, hidden, before, i * hidden)
             at = aligned(ahead)
-            multiply(gemm, before, 0, hidden, rows, ahead, at, hidden, hidden, width, deltas, row * width, width, True)
+            multiply(
+                gemm,
+                Matrix(before, 0, hidden),
+                Panels(ahead, at, hidden),
+                Matrix(deltas, row * width, width),
+                (rows, hidden, width),
+                True,
+            )
             if peeping:
                 for i in range(rows):
                     δi = (row + i) * width
@@ -142,7 +149,14 @@ def _walk_back(
                 add_peephole(Gc, at, P, Pi, deltas, δi, hidden)
                 add_peephole(Gc, at, P, Pf, deltas, δf, hidden)
         at = aligned(back)
-        multiply(gemm, deltas, row * width, width, rows, back, at, width, width, hidden, before, origin, hidden, False)
+        multiply(
+            gemm,
+            Matrix(deltas, row * width, width),
+            Panels(back, at, width),
+            Matrix(before, origin, hidden),
+            (rows, width, hidden),
+            False,
+        )
         for i in range(rows):
             if t < lengths[start + i]:
                 for j in range(i * hidden, (i + 1) * hidden):

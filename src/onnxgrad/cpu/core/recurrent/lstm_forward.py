@@ -4,7 +4,7 @@ import numpy as np
 
 from onnxgrad.cpu.core.halves import load, store, zero
 from onnxgrad.cpu.core.jit import int64, native
-from onnxgrad.cpu.core.matmul.microkernel import aligned, multiply, packed_matrix
+from onnxgrad.cpu.core.matmul.microkernel import Matrix, Panels, aligned, multiply, packed_matrix
 from onnxgrad.cpu.core.parallel import parallel
 from onnxgrad.cpu.core.recurrent.activations import activate, clamp
 from onnxgrad.cpu.core.recurrent.gru_forward import bad_length
@@ -67,7 +67,12 @@ def _walk(
         t = steps - 1 - s if backwards else s
         row = (t * directions + direction) * batch + start
         multiply(
-            gemm, state, 0, hidden, rows, packed, at_packed, hidden, hidden, width, gates, row * width, width, True
+            gemm,
+            Matrix(state, 0, hidden),
+            Panels(packed, at_packed, hidden),
+            Matrix(gates, row * width, width),
+            (rows, hidden, width),
+            True,
         )
         for i in range(rows):
             gate_i, out, at = (row + i) * width, (row + i) * hidden, i * hidden

@@ -7,7 +7,7 @@ import numpy as np
 
 from onnxgrad.cpu.core.halves import load, store
 from onnxgrad.cpu.core.jit import native
-from onnxgrad.cpu.core.matmul.microkernel import ROWS, aligned, multiply, packed_matrix, packed_size
+from onnxgrad.cpu.core.matmul.microkernel import ROWS, Matrix, Panels, aligned, multiply, packed_matrix, packed_size
 from onnxgrad.cpu.core.matmul.outer import DEPTH, WIDTH, ZERO_ROW, column_sums, from_first, outer_block, pack_left
 from onnxgrad.cpu.core.parallel import parallel
 from onnxgrad.tensor_types import Array
@@ -41,7 +41,12 @@ def _project_rows(
             for j in range(width):
                 store(gates, at + i * step + j, bias[j])
         multiply(
-            gemm, X, row * inputs, inputs, taken, packed, aligned(packed), inputs, inputs, width, gates, at, step, True
+            gemm,
+            Matrix(X, row * inputs, inputs),
+            Panels(packed, aligned(packed), inputs),
+            Matrix(gates, at, step),
+            (taken, inputs, width),
+            True,
         )
         row += taken
 
@@ -95,7 +100,12 @@ def _input_gradient_rows(
     rows = min(BLOCK_ROWS, deltas.size // width - start)
     at = aligned(packed)
     multiply(
-        gemm, deltas, start * width, width, rows, packed, at, width, width, inputs, dX, start * inputs, inputs, add
+        gemm,
+        Matrix(deltas, start * width, width),
+        Panels(packed, at, width),
+        Matrix(dX, start * inputs, inputs),
+        (rows, width, inputs),
+        add,
     )
 
 

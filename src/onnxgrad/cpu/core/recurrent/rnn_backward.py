@@ -4,7 +4,7 @@ import numpy as np
 
 from onnxgrad.cpu.core.halves import load, store, zero
 from onnxgrad.cpu.core.jit import int64, native
-from onnxgrad.cpu.core.matmul.microkernel import aligned, multiply, packed_matrix
+from onnxgrad.cpu.core.matmul.microkernel import Matrix, Panels, aligned, multiply, packed_matrix
 from onnxgrad.cpu.core.matmul.outer import gather_row
 from onnxgrad.cpu.core.parallel import parallel
 from onnxgrad.cpu.core.recurrent.activations import times_derivative
@@ -59,7 +59,12 @@ def _walk_back(
                 gather_row(states, first, previous[row + i], hidden, origin, hidden, before, i * hidden)
             at = aligned(ahead)
             multiply(
-                gemm, before, 0, hidden, rows, ahead, at, hidden, hidden, hidden, deltas, row * hidden, hidden, True
+                gemm,
+                Matrix(before, 0, hidden),
+                Panels(ahead, at, hidden),
+                Matrix(deltas, row * hidden, hidden),
+                (rows, hidden, hidden),
+                True,
             )
             for i in range(size):
                 within[i] = abs(load(deltas, row * hidden + i)) <= clip
@@ -81,7 +86,12 @@ def _walk_back(
                     store(deltas, δ + j, load(deltas, δ + j) * load(within, at + j))
         at = aligned(back)
         multiply(
-            gemm, deltas, row * hidden, hidden, rows, back, at, hidden, hidden, hidden, before, origin, hidden, False
+            gemm,
+            Matrix(deltas, row * hidden, hidden),
+            Panels(back, at, hidden),
+            Matrix(before, origin, hidden),
+            (rows, hidden, hidden),
+            False,
         )
         for i in range(rows):
             if t < lengths[start + i]:
