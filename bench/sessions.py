@@ -156,27 +156,19 @@ def _added(chains: dict[str, Timing], name: str) -> float:
     return float(getattr(chains["long"], name) - getattr(chains["short"], name)) / CHAIN
 
 
-Table = tuple[list[str], report.Lines]  # its columns and lines
-
-
-def _both_tables(rows: Sequence[Row]) -> list[Table]:
-    """Directly and in a session; the smallest sessions of each onnxruntime, in microseconds."""
-    beside = [r for r in rows if r.side in (DIRECTLY, INSIDE)]
-    smallest = [r for r in rows if r.side not in (DIRECTLY, INSIDE)]
-    versions = list(dict.fromkeys(r.side for r in smallest))
-    lines = []
-    for sides in report.by_case(smallest):
-        work = next(iter(sides.values())).work
-        lines.append([work, *(_figure(sides.get(version), 1e3) for version in versions)])
-    return [(["work, float32, ms", DIRECTLY, INSIDE, "times"], _lines(beside)), (["µs", *versions], lines)]
-
-
 def tables(rows: Sequence[Row]) -> str:
     """A section for each kind of processor."""
     parts = []
     for processor, found in report.by_processor(rows).items():
         parts.append(f"### Sessions on {processor}")
-        parts += [report.markdown_table(*table) for table in _both_tables(found)]
+        beside = [r for r in found if r.side in (DIRECTLY, INSIDE)]
+        parts.append(report.markdown_table(["work, float32, ms", DIRECTLY, INSIDE, "times"], _lines(beside)))
+        versions = list(dict.fromkeys(r.side for r in found if r.side not in (DIRECTLY, INSIDE)))
+        lines = []
+        for sides in report.by_case(r for r in found if r.side in versions):
+            work = next(iter(sides.values())).work
+            lines.append([work, *(_figure(sides.get(version), 1e3) for version in versions)])
+        parts.append(report.markdown_table(["µs", *versions], lines))
         told = (
             "The median, and from which to which time eight calls of ten take; where it says so, the best of 21 runs."
         )
@@ -212,8 +204,10 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="a short look: nothing is written")
     options = parser.parse_args()
     rows = measured(QUICK if options.quick else FULL)
-    for table in _both_tables(rows):
-        Console(width=None if sys.stdout.isatty() else 170).print(report.terminal_table("", *table))
+    beside = [r for r in rows if r.side in (DIRECTLY, INSIDE)]
+    Console(width=None if sys.stdout.isatty() else 170).print(
+        report.terminal_table("", ["work, float32, ms", DIRECTLY, INSIDE, "times"], _lines(beside))
+    )
     if not options.quick:
         results.update(results.SESSIONS, rows, lambda row: True, lambda row: 0)
         pages.write()

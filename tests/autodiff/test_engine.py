@@ -354,7 +354,7 @@ REFUSED = {
     "`of` is integer": (["x", "i"], "gradient: the output 'i' holds int64, which has no gradient"),
     "`wrt` is unknown": (
         ["q*", "y"],
-        "gradient: `wrt` names 'q*', which is no input or initializer of the model: 'w', 'x', 'k'",
+        "gradient: `wrt` names 'q*', which is not an input or initializer of the model: 'w', 'x', 'k'",
     ),
     "`wrt` is integer": (["k", "y"], "gradient: 'k' holds int64, which has no gradient"),
     "`wrt` does not matter": (["w", "y"], "gradient: 'y' does not depend on 'w' in a way that has a gradient"),
@@ -382,8 +382,8 @@ def test_refused(case):
 def test_what_is_no_model_is_refused(tmp_path):
     with pytest.raises(TypeError, match=r"model is a list, expected a path, an onnx.ModelProto or an onnx_ir.Model"):
         onnxgrad.gradient([])
-    with pytest.raises(FileNotFoundError, match=r"nothing.onnx' is no file, expected an ONNX model"):
+    with pytest.raises(FileNotFoundError, match=r"nothing.onnx' does not exist, expected an ONNX model"):
         onnxgrad.gradient(tmp_path / "nothing.onnx")
     (tmp_path / "text.onnx").write_bytes(b"hello")
-    with pytest.raises(ValueError, match=r"text.onnx' is no ONNX model \(DecodeError\)"):
+    with pytest.raises(ValueError, match=r"text.onnx' is not an ONNX model \(DecodeError\)"):
         onnxgrad.gradient(tmp_path / "text.onnx")

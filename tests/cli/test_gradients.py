@@ -217,12 +217,12 @@ def test_refusals_are_one_sentence(path, tmp_path):
     out = tmp_path / "out.onnx"
     (tmp_path / "text.onnx").write_text("no model")
     for arguments, expected in {
-        ("grad", tmp_path / "none.onnx", "-o", out): "none.onnx' is no file, expected an ONNX model",
-        ("grad", tmp_path / "text.onnx", "-o", out): "is no ONNX model",
+        ("grad", tmp_path / "none.onnx", "-o", out): "none.onnx' does not exist, expected an ONNX model",
+        ("grad", tmp_path / "text.onnx", "-o", out): "is not an ONNX model",
         ("grad", path, "-o", out): "name the output to differentiate with --of: 'loss', 'y'",
         ("grad", path, "-o", out, "--of", "z"): "--of names 'z', expected an output of the model: 'loss', 'y'",
-        ("grad", path, "-o", out, "--of", "y", "--wrt", "z"): "--wrt names 'z', which is no input or initializer",
-        ("grad", path, "-o", tmp_path / "none" / "out.onnx", "--of", "y"): "is no folder to write 'out.onnx' into",
+        ("grad", path, "-o", out, "--of", "y", "--wrt", "z"): "--wrt names 'z', which is not an input or initializer",
+        ("grad", path, "-o", tmp_path / "none" / "out.onnx", "--of", "y"): "to write 'out.onnx' into does not exist",
         ("grad", path, "-o", tmp_path, "--of", "y"): "is a folder, expected the name of a file to write",
         ("ops", "--rules", "Nothing"): "no operator with a gradient rule matches 'Nothing'",
         ("ops", "Nothing"): "no operator of onnxgrad matches 'Nothing'",

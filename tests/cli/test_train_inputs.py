@@ -190,7 +190,7 @@ OUT = ("-o", "out.onnx")
             "--checkpoint and --val are both 'typo.npz', expected files of their own",
         ),
         (("--plot", "out.onnx"), "--plot and --output are both 'out.onnx', expected files of their own"),
-        (("--checkpoint", "none/c"), "'none' is no folder to write 'c' into"),
+        (("--checkpoint", "none/c"), "the folder 'none' to write 'c' into does not exist"),
     ],
 )
 def test_refusals_are_one_sentence_before_anything_runs(folder, arguments, sentence):
@@ -213,7 +213,7 @@ def test_refusals_are_one_sentence_before_anything_runs(folder, arguments, sente
 
 def test_models_and_places_that_are_refused(folder):
     assert run("train", "none.onnx", *BASE[2:], *OUT, code=2).output == (
-        "onnxgrad: 'none.onnx' is no file, expected an ONNX model\n"
+        "onnxgrad: the file 'none.onnx' does not exist, expected an ONNX model\n"
     )
     (folder / "taken").mkdir()
     assert run(*BASE, "-o", "taken", code=2).output == (

@@ -11,7 +11,10 @@ from onnx.reference import ReferenceEvaluator
 from tests.train.two_layers import batch, mlp
 
 import onnxgrad
+from onnxgrad.graph.files import load
+from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.fuse_loss import fuse_losses
+from onnxgrad.passes.prepare import prepare
 from onnxgrad.train import losses, optim
 from onnxgrad.train.graphs import evaluation_graph, step_graph
 from onnxgrad.train.trainer import Trainer
@@ -39,7 +42,7 @@ def loss_node(outputs, weighted=True, **attributes):
 
 def fused(model):
     made = ir.from_proto(model)
-    count = fuse_losses(made.graph)
+    count = fuse_losses(Draft(made, "test"))
     proto = ir.to_proto(made)
     onnx.checker.check_model(proto, full_check=True)
     return count, proto
@@ -89,8 +92,10 @@ def op_types(model):
 
 def test_steps_and_evaluations_have_it():
     loss = losses.CrossEntropy("logits")
-    step = step_graph(mlp(), loss, None)
-    evaluation = evaluation_graph(mlp(), loss, step)
+    prepared = prepare(load(mlp(), "test"), "test")
+    inference = prepared.clone()
+    step = step_graph(prepared, loss, None)
+    evaluation = evaluation_graph(inference, loss, step)
     for made, outputs in ((step, 2), (evaluation, 1)):
         assert STANDARD not in op_types(made.model)
         (node,) = [n for n in made.model.graph if n.op_type == FUSED]

@@ -8,9 +8,9 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import onnxgrad
-from onnxgrad.graph.builder import Builder
-from onnxgrad.passes.prepare import drop_dead
-from onnxgrad.passes.sink_transposes import move_transposes_behind_cuts
+from onnxgrad.passes.draft import Draft
+from onnxgrad.passes.finish import drop_dead
+from onnxgrad.passes.sink_transposes import sink_transposes
 
 RNG = np.random.default_rng(0)
 
@@ -34,8 +34,8 @@ def model_of(nodes, outputs, constants, shape):
 def moved(model, shape=(2, 5, 3, 4)):
     """The nodes after the moves; the model still computes the same, of known and of unknown shapes."""
     made = ir.from_proto(model)
-    move_transposes_behind_cuts(Builder(made.graph, dict(made.graph.opset_imports)))
-    drop_dead(made.graph)
+    sink_transposes(Draft(made, "test"))
+    drop_dead(Draft(made, "test"))
     proto = ir.to_proto(made)
     onnx.checker.check_model(proto, full_check=True)
     feeds = {"X": RNG.standard_normal(shape).astype(np.float32)}
@@ -108,8 +108,8 @@ def test_gradients_stay_what_they_are():
     ]
     model = model_of(nodes, ["Y"], [], [2, 5, 3, 4])
     made = ir.from_proto(model)
-    assert move_transposes_behind_cuts(Builder(made.graph, dict(made.graph.opset_imports))) == 1
-    drop_dead(made.graph)
+    assert sink_transposes(Draft(made, "test")) == 1
+    drop_dead(Draft(made, "test"))
     feeds = {"X": RNG.standard_normal((2, 5, 3, 4)).astype(np.float32)}
     found = [
         ReferenceEvaluator(onnxgrad.gradient(m, "X"), new_ops=onnxgrad.reference_ops()).run(["X_grad"], feeds)[0]

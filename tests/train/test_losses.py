@@ -30,8 +30,8 @@ def model_with(loss, shape=SHAPE):
     infos = [helper.make_tensor_value_info(n, onnx.TensorProto.DOUBLE, shape) for n in ("x", "y")]
     graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "g", infos[:1], infos[1:])
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-    prepared = prepare(ir.from_proto(proto))
-    builder = Builder(prepared.model.graph, prepared.opsets)
+    prepared = prepare(ir.from_proto(proto), "test")
+    builder = Builder(prepared.graph)
     value = append_loss(builder, loss if isinstance(loss, str) else loss.parts)
     value.name = "loss"
     prepared.model.graph.outputs.append(value)

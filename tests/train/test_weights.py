@@ -130,7 +130,7 @@ def test_what_cannot_be_trained():
     settings = losses.CrossEntropy("logits"), optim.SGD()
     with raises(ValueError, "Trainer: trainable names 'x', which is an input of the model, not a weight"):
         Trainer(mlp(), *settings, trainable=["x", "fc1.*"])
-    with raises(ValueError, "Trainer: trainable names 'fc9.*', which is no input or initializer of the model: "
+    with raises(ValueError, "Trainer: trainable names 'fc9.*', which is not an input or initializer of the model: "
                 "'fc0.weight', 'fc0.bias', 'fc1.weight', 'fc1.bias', 'x', 'target'"):  # fmt: skip
         Trainer(mlp(), *settings, trainable="fc9.*")
     assert list(Trainer(mlp(), *settings, trainable="*").parameters) == list(weights())

@@ -10,13 +10,15 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from onnxgrad.autodiff.differentiate import differentiate
+from onnxgrad.autodiff.differentiate import add_gradient
 from onnxgrad.autodiff.float64 import in_float64
 from onnxgrad.autodiff.reference.normalization import NORMALIZATIONS
 from onnxgrad.autodiff.reference.recurrent import FAILING, RECURRENT
 from onnxgrad.autodiff.reference.windows import WINDOWS
 from onnxgrad.domains import MICROSOFT, OWN
 from onnxgrad.op import reference_ops
+from onnxgrad.passes.finish import FINISH
+from onnxgrad.passes.prepare import prepare
 from onnxgrad.rules.contrib_schemas import contrib_ops, fast_gelu, gelu
 
 STEP = 1e-5  # for numbers up to 1; in float64 the error of a central difference is then about 1e-10
@@ -98,8 +100,9 @@ def check_gradient(
     your own, as onnx.reference takes them.
     """
     proto = in_float64(_whole_proto(model))
-    made = differentiate(proto, wrt, of, parameters_as_inputs=True)
-    forward = _with_inputs(proto, list(made.gradients))
+    draft = prepare(ir.from_proto(proto), "check_gradient")
+    made = add_gradient(draft, wrt, of, parameters_as_inputs=True)
+    forward = _with_inputs(proto, list(made.outputs))
     initial = {t.name: onnx.numpy_helper.to_array(t) for t in proto.graph.initializer}
     values = {}
     for name in (i.name for i in forward.graph.input):
@@ -118,14 +121,14 @@ def check_gradient(
         now = dict(zip(outputs, run({**values, **changed}), strict=True))
         return float(sum(np.sum(np.where(weights[n] != 0, now[n] * weights[n], 0)) for n in chosen))
 
-    backward = ir.to_proto(made.model)
+    backward: onnx.ModelProto = ir.to_proto(draft.run(FINISH).model)
     fed = {**values, **{seed_input: weights[n] for n, seed_input in made.seeds.items()}}
     found = dict(zip([o.name for o in backward.graph.output], evaluator(backward, new_ops)(fed), strict=True))
     # Rounding of the function's own terms, which shows in a difference where the gradient is zero.
     least = 1e-3 * sum(float(np.sum(np.abs(first[n] * w), where=w != 0)) for n, w in weights.items())
     return GradientCheck(
         _compare(name, values[name], found[result], scalar, rng, directions, least)
-        for name, result in made.gradients.items()
+        for name, result in made.outputs.items()
     )
 
 

@@ -1,18 +1,18 @@
 """gradient(): an ONNX model in, the model with its gradient out."""
 
 import fnmatch
-import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import onnx
 import onnx_ir as ir
 
 from onnxgrad.autodiff.engine import influences, write_gradient
 from onnxgrad.graph.builder import Builder
+from onnxgrad.graph.files import load
 from onnxgrad.graph.tensor import Tensor
-from onnxgrad.passes.prepare import finish, prepare
+from onnxgrad.passes.draft import Draft
+from onnxgrad.passes.finish import FINISH
+from onnxgrad.passes.prepare import prepare
 
 # Inputs that are measured rather than learnt, by operator and position: no parameters, though they may be asked for.
 STATISTICS = {"BatchNormalization": (3, 4)}
@@ -34,84 +34,66 @@ def gradient(
     initializer that `of` depends on, save those that are statistics. `parameters_as_inputs` makes inputs of the
     initializers asked for.
     """
-    result = differentiate(model, wrt, of, parameters_as_inputs=parameters_as_inputs).model
+    draft = prepare(load(model, "gradient"), "gradient")
+    add_gradient(draft, wrt, of, parameters_as_inputs=parameters_as_inputs)
+    result = draft.run(FINISH).model
     return result if isinstance(model, ir.Model) else ir.to_proto(result)
 
 
-class Differentiated(NamedTuple):
-    """A model with its gradient, and which of its inputs and outputs are what."""
+class Gradient(NamedTuple):
+    """Which inputs and outputs of a model are what, once it has its gradient."""
 
-    model: ir.Model
-    gradients: dict[str, str]  # outputs, by the name of what they are the gradient of
+    outputs: dict[str, str]  # by the name of the parameter or input that they are the gradient of
     seeds: dict[str, str]  # inputs, by the output of the model whose gradient they take; scalars have none
-    results: list[str]  # outputs that were differentiated
+    results: list[str]  # outputs of the model that were differentiated
 
 
-def differentiate(
-    model: Any, wrt: str | Sequence[str] | None, of: str | Sequence[str] | None, *, parameters_as_inputs: bool
-) -> Differentiated:
-    """What gradient() does, with names."""
-    prepared = prepare(load(model))
-    graph = prepared.model.graph
-    results = _results(graph, of)
-    nodes = list(graph)
-    wanted = sources(graph, nodes, results, wrt)
-    builder = Builder(graph, prepared.opsets)
+def add_gradient(
+    draft: Draft, wrt: str | Sequence[str] | None, of: str | Sequence[str] | None, *, parameters_as_inputs: bool
+) -> Gradient:
+    """Adds to a draft that is prepared what gradient() adds to a model."""
+    graph = draft.graph
+    results = _results(graph, of, draft.caller)
+    wanted = sources(graph, results, wrt, draft.caller, "`wrt`")
+    builder = Builder(graph)
     seeds = _seeds(builder, results)
     found = write_gradient(builder, seeds, wanted)
-    gradients = _add_outputs(builder, wanted, found)
+    outputs = _add_outputs(builder, wanted, found)
     if parameters_as_inputs:
-        _make_inputs(graph, wanted)
+        weights_to_inputs(graph, [str(value.name) for value in wanted])
     inputs = {str(v.name): str(seed.value.name) for v, seed in seeds.items() if seed.value.producer() is None}
-    return Differentiated(finish(prepared), gradients, inputs, [str(v.name) for v in results])
+    return Gradient(outputs, inputs, [str(v.name) for v in results])
 
 
-def load(model: Any) -> ir.Model:
-    """A model of any kind to differentiate, which may be changed; weights in files stay there."""
-    if isinstance(model, ir.Model):
-        return model.clone()
-    if isinstance(model, onnx.ModelProto):
-        return ir.from_proto(model)
-    if not isinstance(model, (str, os.PathLike)):
-        raise TypeError(
-            f"gradient: model is a {type(model).__name__}, expected a path, an onnx.ModelProto or an onnx_ir.Model"
-        )
-    path = Path(model)
-    if not path.is_file():
-        raise FileNotFoundError(f"gradient: {str(path)!r} is no file, expected an ONNX model")
-    try:
-        return ir.load(path)
-    except Exception as error:  # of protobuf, or whatever reads the format
-        raise ValueError(f"gradient: {str(path)!r} is no ONNX model ({type(error).__name__})") from None
-
-
-def _results(graph: ir.Graph, of: str | Sequence[str] | None) -> list[ir.Value]:
+def _results(graph: ir.Graph, of: str | Sequence[str] | None, caller: str) -> list[ir.Value]:
     outputs = {str(v.name): v for v in graph.outputs}
     if of is None:
         smooth = [v for v in graph.outputs if v.dtype is None or v.dtype.is_floating_point()]
         if len(smooth) != 1:
-            raise ValueError(f"gradient: name the output to differentiate with `of`: {_listed(outputs)}")
+            raise ValueError(f"{caller}: name the output to differentiate with `of`: {_listed(outputs)}")
         return smooth
     found = []
     for name in [of] if isinstance(of, str) else of:
         if name not in outputs:
-            raise ValueError(f"gradient: `of` names {name!r}, expected an output of the model: {_listed(outputs)}")
+            raise ValueError(f"{caller}: `of` names {name!r}, expected an output of the model: {_listed(outputs)}")
         value = outputs[name]
         if value.dtype is not None and not value.dtype.is_floating_point():
-            raise ValueError(f"gradient: the output {name!r} holds {value.dtype.name.lower()}, which has no gradient")
+            raise ValueError(f"{caller}: the output {name!r} holds {value.dtype.name.lower()}, which has no gradient")
         found.append(value)
     if not found:
-        raise ValueError(f"gradient: `of` is empty, expected some of {_listed(outputs)}")
+        raise ValueError(f"{caller}: `of` is empty, expected some of {_listed(outputs)}")
     return list(dict.fromkeys(found))
 
 
 def sources(
-    graph: ir.Graph, nodes: list[ir.Node], results: list[ir.Value], wrt: str | Sequence[str] | None
+    graph: ir.Graph, results: Sequence[ir.Value], wrt: str | Sequence[str] | None, caller: str, argument: str
 ) -> list[ir.Value]:
-    """The values to differentiate with respect to."""
+    """The values to differentiate with respect to; sentences name the caller and the argument that chose them."""
     inputs = {str(v.name): v for v in graph.inputs}
+    nodes = list(graph)
     reached = influences(nodes, set(results))
     named = {**{name: v for name, v in graph.initializers.items() if name not in inputs}, **inputs}
+    result = _listed(v.name for v in results)
     if wrt is None:
         statistics = {
             node.inputs[k] for node in nodes for k in STATISTICS.get(node.op_type, ()) if k < len(node.inputs)
@@ -120,8 +102,8 @@ def sources(
         found = [v for v in parameters if v in reached]
         if not found:
             raise ValueError(
-                f"gradient: no floating-point initializer reaches {_listed(v.name for v in results)}: name inputs with "
-                f"`wrt`, of {_listed(inputs)}"
+                f"{caller}: no floating-point initializer reaches {result}: name inputs with {argument}, of "
+                f"{_listed(inputs)}"
             )
         return found
     chosen: dict[str, ir.Value] = {}
@@ -130,22 +112,22 @@ def sources(
         matches = [pattern] if exact else [n for n in named if fnmatch.fnmatchcase(n, pattern) and _is_float(named[n])]
         if not matches:
             raise ValueError(
-                f"gradient: `wrt` names {pattern!r}, which is no input or initializer of the model: {_listed(named)}"
+                f"{caller}: {argument} names {pattern!r}, which is not an input or initializer of the model: "
+                f"{_listed(named)}"
             )
         for name in matches:
             if not _is_float(named[name]):
                 kind = named[name].dtype
                 raise ValueError(
-                    f"gradient: {name!r} holds {kind.name.lower() if kind else '?'}, which has no gradient"
+                    f"{caller}: {name!r} holds {kind.name.lower() if kind else '?'}, which has no gradient"
                 )
             if named[name] not in reached:
                 if not exact:
                     continue  # a pattern stands for those of its names that matter
-                result = _listed(v.name for v in results)
-                raise ValueError(f"gradient: {result} does not depend on {name!r} in a way that has a gradient")
+                raise ValueError(f"{caller}: {result} does not depend on {name!r} in a way that has a gradient")
             chosen[name] = named[name]
     if not chosen:
-        raise ValueError(f"gradient: {_listed(v.name for v in results)} depends on nothing that `wrt` names")
+        raise ValueError(f"{caller}: {result} depends on nothing that {argument} names")
     return list(chosen.values())
 
 
@@ -192,10 +174,13 @@ def _add_outputs(builder: Builder, sources: list[ir.Value], found: dict[ir.Value
     return names
 
 
-def _make_inputs(graph: ir.Graph, sources: list[ir.Value]) -> None:
-    for value in sources:
-        if str(value.name) in graph.initializers:
-            graph.initializers.pop(str(value.name))
+def weights_to_inputs(graph: ir.Graph, names: Sequence[str]) -> None:
+    """Makes inputs of initializers; other names are left alone."""
+    for name in names:
+        value = graph.initializers.pop(name, None)
+        if value is None or value.is_graph_input():
+            continue
+        if value.const_value is not None:
+            value.dtype, value.shape = value.const_value.dtype, ir.Shape(value.const_value.shape.numpy())
             value.const_value = None
-            if not value.is_graph_input():
-                graph.inputs.append(value)
+        graph.inputs.append(value)

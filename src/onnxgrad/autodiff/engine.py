@@ -1,5 +1,6 @@
 """The engine: walks a graph backwards and writes the gradient that the rules describe."""
 
+import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -39,7 +40,7 @@ def inputs_with_rules(node: ir.Node) -> list[tuple[ir.Value, Function | Any, int
         if value is None:
             continue
         at = min(k, len(names) - 1)
-        variadic = _is_variadic(rule, at)
+        variadic = _is_variadic(rule.op_type, rule.domain, at)
         if k >= len(names) and not variadic:
             break
         found.append((value, rule.by_input[names[at]], k - at if variadic else None))
@@ -221,10 +222,11 @@ def _put_in_place(graph: ir.Graph, node: ir.Node, last: ir.Node, results: Sequen
                 old.name, new.value.name = f"{name}_before", name
 
 
-def _is_variadic(rule: Rule, at: int) -> bool:
-    if not defs.has(rule.op_type, rule.domain):
+@functools.cache
+def _is_variadic(op_type: str, domain: str, at: int) -> bool:
+    if not defs.has(op_type, domain):
         return False
-    inputs = defs.get_schema(rule.op_type, domain=rule.domain).inputs
+    inputs = defs.get_schema(op_type, domain=domain).inputs
     return bool(inputs[at].option == defs.OpSchema.FormalParameterOption.Variadic)
 
 

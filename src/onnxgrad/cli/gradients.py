@@ -44,25 +44,30 @@ def grad(model: Path, output: Path, of: Sequence[str], wrt: Sequence[str], param
     onnxgrad grad classifier.onnx -o saliency.onnx --of logits --wrt image
     onnxgrad grad model.onnx -o head.onnx --of loss --wrt 'classifier.*'
     """
-    from onnxgrad.autodiff.differentiate import differentiate, load
-    from onnxgrad.graph.files import expect_place, save
+    from onnxgrad.autodiff.differentiate import add_gradient
+    from onnxgrad.graph.files import expect_place, load, save
+    from onnxgrad.passes.finish import FINISH
+    from onnxgrad.passes.prepare import prepare
 
     expect_place(output)
-    before = load(model)
+    loaded = load(model, "gradient")
+    was = sum(1 for _ in loaded.graph.all_nodes())
     with Console(stderr=True).status("differentiating"):
-        made = differentiate(before, list(wrt) or None, list(of) or None, parameters_as_inputs=parameters_as_inputs)
+        draft = prepare(loaded, "gradient")
+        made = add_gradient(draft, list(wrt) or None, list(of) or None, parameters_as_inputs=parameters_as_inputs)
+        result = draft.run(FINISH).model
     with Console(stderr=True).status("writing"):
-        files = save(made.model, output, model)
-    outputs = {v.name: v for v in made.model.graph.outputs}
-    rows = [[name, result, described(outputs[result])] for name, result in made.gradients.items()]
+        files = save(result, output, model)
+    outputs = {v.name: v for v in result.graph.outputs}
+    rows = [[name, grad, described(outputs[grad])] for name, grad in made.outputs.items()]
     show(["gradient of", "output", "type"], rows[:MOST_ROWS])
     console = plain_console()
     if len(rows) > MOST_ROWS:
         console.print(f"… and {len(rows) - MOST_ROWS} more")
-    inputs = {v.name: v for v in made.model.graph.inputs}
+    inputs = {v.name: v for v in result.graph.inputs}
     for name, seed in made.seeds.items():
         console.print(f"new input: {seed}, {described(inputs[seed])}, takes the gradient of {name}", markup=False)
-    was, now = (sum(1 for _ in m.graph.all_nodes()) for m in (before, made.model))
+    now = sum(1 for _ in result.graph.all_nodes())
     sizes = " + ".join(f"{path.name} {size(path)}" for path in files)
     console.print(f"differentiated: {', '.join(made.results)}; nodes: {was} → {now}; {sizes}", markup=False)
 
@@ -101,10 +106,10 @@ def check(
     onnxgrad check model.onnx --feeds sample.npz --of loss --wrt 'encoder.*'
     """
     from onnxgrad.autodiff.check import check_gradient
-    from onnxgrad.autodiff.differentiate import load
     from onnxgrad.cli.random_feeds import random_feeds
+    from onnxgrad.graph.files import load
 
-    loaded = load(model)
+    loaded = load(model, "check_gradient")
     if feeds is None:
         given = random_feeds(loaded, dims)
     elif dims:

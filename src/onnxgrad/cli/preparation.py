@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from onnxgrad.autodiff.differentiate import load
 from onnxgrad.cli import specs
 from onnxgrad.cli.data import Columns, expect_classes, expect_columns, read_columns, unused, validation
 from onnxgrad.cli.plot import expect_plottable
 from onnxgrad.cli.select import trainable_parameters
 from onnxgrad.cli.training import Options
-from onnxgrad.graph.files import expect_place
+from onnxgrad.graph.files import expect_place, load
 from onnxgrad.train.batches import Batches
 from onnxgrad.train.metrics import Metric
 from onnxgrad.train.trainer import Trainer
@@ -93,7 +92,7 @@ class Prepared:
 
 def prepare(options: Options, communicator: Any = None) -> Prepared:
     """Reads and checks everything, and makes the trainer."""
-    graph = load(options.model).graph
+    graph = load(options.model, "Trainer").graph
     outputs = [str(v.name) for v in graph.outputs]
     loss = specs.loss(options.loss, outputs)
     targets = [] if isinstance(loss, str) else [part.target for part in loss.parts]

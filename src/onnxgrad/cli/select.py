@@ -4,11 +4,11 @@ import fnmatch
 from collections.abc import Sequence
 from typing import Any
 
-from onnxgrad.autodiff.differentiate import STATISTICS, load
+from onnxgrad.autodiff.differentiate import STATISTICS
 from onnxgrad.autodiff.engine import influences
 from onnxgrad.cli.suggest import suggestion
+from onnxgrad.graph.files import load
 from onnxgrad.passes.prepare import prepare
-from onnxgrad.rules import load_rules
 from onnxgrad.train.losses import Total
 
 
@@ -18,8 +18,7 @@ def trainable_parameters(
     """The names that `trainable` (all, if empty) has and `freeze` has not; None stands for all."""
     if not trainable and not freeze:
         return None
-    load_rules()
-    graph = prepare(load(model)).model.graph
+    graph = prepare(load(model, "Trainer"), "Trainer").graph
     names = {loss} if isinstance(loss, str) else {part.prediction for part in loss.parts}
     nodes = list(graph)
     reached = influences(nodes, {v for v in graph.outputs if v.name in names})

@@ -5,7 +5,8 @@ of the type that the operator's schema asks for there.
 """
 
 import contextvars
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +17,7 @@ from onnx import TensorProto, TypeProto, defs, helper, shape_inference
 from onnx.reference import ReferenceEvaluator
 
 from onnxgrad.domains import MICROSOFT, is_standard
-from onnxgrad.graph.tensor import MOST_READ, Dim, Tensor
+from onnxgrad.graph.tensor import MOST_READ, Dim, Tensor, dims_of
 from onnxgrad.op import OPERATORS, operator_of, reference_ops
 
 FOLDED = {  # what rules do to shapes and axes; with constant inputs the result is computed at once
@@ -42,18 +43,23 @@ _current: contextvars.ContextVar["Builder"] = contextvars.ContextVar("builder")
 class Builder:
     """Writes nodes at the end of a graph."""
 
-    def __init__(self, graph: ir.Graph, opsets: dict[str, int]) -> None:
-        self.graph, self.opsets = graph, opsets
+    def __init__(self, graph: ir.Graph) -> None:
+        self.graph, self.opsets = graph, graph.opset_imports
         self.scope = ""  # what names begin with
         self._names = {v.name for v in graph.inputs} | set(graph.initializers)
         self._node_names = {node.name for node in graph}
-        self._made: dict[Any, ir.Node] = {}  # every node, by what it computes
+        self._names.update(v.name for node in graph for v in node.outputs)
         self._contents: dict[ir.Value, tuple[Dim, ...]] = {}  # of vectors that hold a shape
-        self._types: dict[ir.Value, tuple[Any, TypeProto]] = {}
-        for node in graph:
-            self._names.update(v.name for v in node.outputs)
+        self._inferred: dict[Any, list[tuple[ir.DataType, ir.Shape | None] | None]] = {}  # outputs, by what makes them
+
+    @functools.cached_property
+    def _made(self) -> dict[Any, ir.Node]:
+        """Every node, by what it computes."""
+        found: dict[Any, ir.Node] = {}
+        for node in self.graph:
             if not _has_subgraph(node) and node.op_type not in RANDOM:
-                self._made.setdefault(self._key(node.domain, node.op_type, node.inputs, node.attributes), node)
+                found.setdefault(_key(node.domain, node.op_type, node.inputs, node.attributes), node)
+        return found
 
     @contextmanager
     def at_work(self, scope: str) -> Any:
@@ -88,7 +94,7 @@ class Builder:
         wrapped = {a.name: a for a in proto_attributes}
         if (folded := self.fold(op_type, domain, values, wrapped, outputs)) is not None:
             return folded
-        key = self._key(domain, op_type, values, wrapped)
+        key = _key(domain, op_type, values, wrapped)
         found = self._made.get(key)
         if found is not None and op_type not in RANDOM:
             self.ask_for_outputs(found, outputs)
@@ -142,10 +148,6 @@ class Builder:
         while values and values[-1] is None:
             values.pop()
         return values
-
-    def _key(self, domain: str, op_type: str, values: Iterable[Any], attributes: Any) -> Any:
-        described = sorted((a.name, _as_key(a.value)) for a in attributes.values())
-        return domain, op_type, tuple(map(id, values)), tuple(described)
 
     def copy(self, tensor: Tensor) -> Tensor:
         """The same numbers under a name of their own."""
@@ -267,15 +269,34 @@ class Builder:
         return constant if constant is not None and constant.dtype.kind in "iub" else None
 
     def _infer(self, node: ir.Node, schema: Any) -> None:
+        """Types and shapes of a node's outputs; those of nodes that look alike, which networks repeat, are kept."""
+        numbers = [None if v is None else self._shape_numbers(v) for v in node.inputs]
+        looks = tuple(
+            None if v is None else (v.dtype, dims_of(v), None if n is None else (n.shape, n.tobytes()))
+            for v, n in zip(node.inputs, numbers, strict=True)
+        )
+        key = node.domain, node.op_type, looks, _attributes_key(node.attributes), len(node.outputs)
+        if key not in self._inferred:
+            self._inferred[key] = self._infer_anew(node, schema, numbers)
+        for value, found in zip(node.outputs, self._inferred[key], strict=True):
+            if found is not None:
+                value.dtype = found[0]
+                if found[1] is not None:
+                    value.shape = found[1].copy()
+        self._fill_in_shape(node, schema)
+
+    def _infer_anew(
+        self, node: ir.Node, schema: Any, numbers: Sequence[np.ndarray[Any, Any] | None]
+    ) -> list[tuple[ir.DataType, ir.Shape | None] | None]:
         types: dict[str, TypeProto] = {}
         data: dict[str, TensorProto] = {}
-        for value in node.inputs:
+        for value, known in zip(node.inputs, numbers, strict=True):
             if value is None:
                 continue
-            types[str(value.name)] = self._type_of(value)
-            numbers = self._shape_numbers(value)
-            if numbers is not None:
-                data[str(value.name)] = onnx.numpy_helper.from_array(numbers)
+            tensor = self.tensor(value)
+            types[str(value.name)] = helper.make_tensor_type_proto(tensor.dtype.value, tensor.shape)
+            if known is not None:
+                data[str(value.name)] = onnx.numpy_helper.from_array(known)
         imports = [helper.make_opsetid(d, v) for d, v in self.opsets.items()]
         try:
             proto = ir.serde.serialize_node(node)
@@ -284,12 +305,7 @@ class Builder:
             described = ", ".join(repr(self.tensor(v)) if v is not None else "none" for v in node.inputs)
             text = f"{node.op_type} cannot be added to the graph with the inputs {described}: {error}"
             raise ValueError(text) from None
-        for value in node.outputs:
-            if (found := inferred.get(str(value.name))) is not None and found.HasField("tensor_type"):
-                value.dtype = ir.DataType(found.tensor_type.elem_type)
-                if found.tensor_type.HasField("shape"):
-                    value.shape = ir.Shape([_dim(d) for d in found.tensor_type.shape.dim])
-        self._fill_in_shape(node, schema)
+        return [_type_in(inferred.get(str(value.name))) for value in node.outputs]
 
     def _fill_in_shape(self, node: ir.Node, schema: Any) -> None:
         """A shape that is an input of the node is that of the output, dimensions known by name included."""
@@ -308,14 +324,6 @@ class Builder:
         if len(shape) == len(held):
             merged = [s if h is None or isinstance(s, int) else h for h, s in zip(held, shape, strict=True)]
             node.outputs[0].shape = ir.Shape(merged)
-
-    def _type_of(self, value: ir.Value) -> TypeProto:
-        shape = self.tensor(value).shape
-        known = self._types.get(value)
-        if known is None or known[0] != (value.dtype, shape):
-            proto = helper.make_tensor_type_proto(self.tensor(value).dtype.value, shape)
-            known = self._types[value] = ((value.dtype, shape), proto)
-        return known[1]
 
 
 class _Op:
@@ -347,9 +355,14 @@ def builder_at_work() -> Builder:
     return _current.get()
 
 
-def schema_of(op_type: str, domain: str, opsets: dict[str, int]) -> Any:
+def schema_of(op_type: str, domain: str, opsets: Mapping[str, int]) -> Any:
     """The schema that a node of these opsets has."""
-    return defs.get_schema(op_type, max_inclusive_version=opsets.get(domain, 1), domain=domain)
+    return _schema(op_type, domain, opsets.get(domain, 1))
+
+
+@functools.cache
+def _schema(op_type: str, domain: str, version: int) -> Any:
+    return defs.get_schema(op_type, max_inclusive_version=version, domain=domain)
 
 
 def _constant_type(schema: Any, inputs: Sequence[Argument], k: int, argument: Any) -> ir.DataType:
@@ -372,7 +385,7 @@ def _constant_type(schema: Any, inputs: Sequence[Argument], k: int, argument: An
     return ir.DataType.FLOAT
 
 
-def _evaluate(node: onnx.NodeProto, arrays: list[Any], opsets: dict[str, int], outputs: int) -> list[Any]:
+def _evaluate(node: onnx.NodeProto, arrays: list[Any], opsets: Mapping[str, int], outputs: int) -> list[Any]:
     given = {f"input_{k}": a for k, a in enumerate(arrays) if a is not None}
     graph = helper.make_graph(
         [node],
@@ -385,16 +398,30 @@ def _evaluate(node: onnx.NodeProto, arrays: list[Any], opsets: dict[str, int], o
     return [np.asarray(r) for r in results]
 
 
-def _dim(dim: Any) -> Dim:
-    return dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None
+def _type_in(found: TypeProto | None) -> tuple[ir.DataType, ir.Shape | None] | None:
+    """The element type and the shape, if it is a tensor's."""
+    if found is None or not found.HasField("tensor_type"):
+        return None
+    kind = found.tensor_type
+    dims = [d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in kind.shape.dim]
+    return ir.DataType(kind.elem_type), ir.Shape(dims) if kind.HasField("shape") else None
 
 
 def _is_number(argument: Any, number: float) -> bool:
     return isinstance(argument, (int, float)) and argument == number
 
 
-def _as_key(content: Any) -> Any:
-    if isinstance(content, ir.TensorProtocol):
+def _key(domain: str, op_type: str, values: Iterable[Any], attributes: Any) -> Any:
+    return domain, op_type, tuple(map(id, values)), _attributes_key(attributes)
+
+
+def _attributes_key(attributes: Any) -> Any:
+    return tuple(sorted((a.name, _content_key(a)) for a in attributes.values())) if attributes else ()
+
+
+def _content_key(attribute: ir.Attr) -> str:
+    content = attribute.value
+    if attribute.type == ir.AttributeType.TENSOR:
         return repr((content.dtype, content.shape, content.tobytes() if content.size <= MOST_READ else id(content)))
     return repr(content)
 

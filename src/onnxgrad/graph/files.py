@@ -1,4 +1,4 @@
-"""save(): writes a model, which takes its name only once it is complete."""
+"""load() and save(): models of any kind come in; files take their name only once they are complete."""
 
 import os
 import tempfile
@@ -6,9 +6,29 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import onnx
 import onnx_ir as ir
 
 LARGEST = 2**31 - 2**26  # bytes of weights in a file of protobuf, which ends at 2 GB, and room for the graph
+
+
+def load(model: Any, caller: str) -> ir.Model:
+    """A model of any kind, which may be changed; weights in files stay there. Sentences begin with the caller."""
+    if isinstance(model, ir.Model):
+        return model.clone()
+    if isinstance(model, onnx.ModelProto):
+        return ir.from_proto(model)
+    if not isinstance(model, (str, os.PathLike)):
+        raise TypeError(
+            f"{caller}: model is a {type(model).__name__}, expected a path, an onnx.ModelProto or an onnx_ir.Model"
+        )
+    path = Path(model)
+    if not path.is_file():
+        raise FileNotFoundError(f"{caller}: the file {str(path)!r} does not exist, expected an ONNX model")
+    try:
+        return ir.load(path)
+    except Exception as error:  # of protobuf, or whatever reads the format
+        raise ValueError(f"{caller}: {str(path)!r} is not an ONNX model ({type(error).__name__})") from None
 
 
 def save(model: ir.Model, path: Path, source: Path | None) -> list[Path]:
@@ -36,7 +56,7 @@ def save(model: ir.Model, path: Path, source: Path | None) -> list[Path]:
 def expect_place(path: Path) -> None:
     """Raises one sentence if no file can be at the path."""
     if not path.parent.is_dir():
-        raise FileNotFoundError(f"{str(path.parent)!r} is no folder to write {path.name!r} into")
+        raise FileNotFoundError(f"the folder {str(path.parent)!r} to write {path.name!r} into does not exist")
     if path.is_dir():
         raise IsADirectoryError(f"{str(path)!r} is a folder, expected the name of a file to write")
 

@@ -5,18 +5,28 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 from onnx import defs
-from onnx_ir.passes import common as passes
+from onnx_ir.passes import common
 
 from onnxgrad.domains import is_standard
 from onnxgrad.graph.tensor import dims_of
+from onnxgrad.passes.draft import Draft
+from onnxgrad.passes.infer import infer
+from onnxgrad.passes.name_nodes import name_nodes
 from onnxgrad.rules.registry import RULES
 
 DOMAIN = "onnxgrad.expanded"  # of the functions, for as long as it takes to inline them
 
 
-def expand(model: ir.Model) -> tuple[ir.Model, bool]:
-    """Puts the bodies of such operators in their place; also says whether there were any."""
-    graph, found = model.graph, False
+def expand(draft: Draft) -> None:
+    """Puts the bodies of such operators in their place, and those of the operators that these bodies use."""
+    while _expand_once(draft):
+        name_nodes(draft)
+        infer(draft)
+
+
+def _expand_once(draft: Draft) -> bool:
+    """Whether there were any."""
+    model, graph, found = draft.model, draft.graph, False
     opset = graph.opset_imports[""]
     for number, node in enumerate(list(graph)):
         if not is_standard(node.domain) or ("", node.op_type) in RULES or not defs.has(node.op_type):
@@ -35,9 +45,9 @@ def expand(model: ir.Model) -> tuple[ir.Model, bool]:
         found = True
     if found:
         graph.opset_imports[DOMAIN] = 1
-        model = passes.InlinePass(lambda f: f.domain == DOMAIN)(model).model
-        del model.graph.opset_imports[DOMAIN]
-    return model, found
+        draft.model = common.InlinePass(lambda f: f.domain == DOMAIN)(model).model
+        del draft.graph.opset_imports[DOMAIN]
+    return found
 
 
 def _body_of(node: ir.Node, opset: int) -> onnx.FunctionProto | None:

@@ -6,14 +6,22 @@ import onnx_ir as ir
 
 from onnxgrad.domains import is_standard
 from onnxgrad.graph.builder import FOLDED, Builder
+from onnxgrad.passes.draft import Draft
+from onnxgrad.passes.infer import infer
 
 
-def fold_shapes(graph: ir.Graph, opsets: dict[str, int]) -> bool:
-    """Puts constants in the place of nodes whose inputs are constant integers; whether there were any.
+def fold_shapes(draft: Draft) -> None:
+    """Puts constants in the place of nodes whose inputs are constant integers.
 
     Exporters write axes, pads and shapes as long computations, which neither shape inference nor rules look through.
     """
-    builder = Builder(graph, opsets)
+    while _fold_once(draft.graph):
+        infer(draft)  # what is known by now may make more of them constant
+
+
+def _fold_once(graph: ir.Graph) -> bool:
+    """Whether there were any."""
+    builder = Builder(graph)
     folded = False
     for node in list(graph):
         if node.op_type not in FOLDED or not is_standard(node.domain):

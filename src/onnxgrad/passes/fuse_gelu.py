@@ -9,13 +9,15 @@ import onnx_ir as ir
 
 from onnxgrad.domains import MICROSOFT, is_standard
 from onnxgrad.graph.builder import Builder
+from onnxgrad.passes.draft import Draft
 
 OPSET_WITH_GELU = 20
 NEAR = 1e-3  # how near a constant must be: that of a half model has three digits
 
 
-def recognise_gelu(builder: Builder) -> int:
+def fuse_gelu(draft: Draft) -> int:
     """Replaces x · ½ · (1 + erf(x / √2)), in whatever order it is multiplied; how many were found."""
+    builder = Builder(draft.graph)
     found = 0
     for node in [n for n in builder.graph if n.op_type == "Erf" and is_standard(n.domain)]:
         match = _match(builder, node)

@@ -5,15 +5,17 @@ import onnx_ir as ir
 from onnxgrad.domains import MICROSOFT, is_standard
 from onnxgrad.graph.builder import Builder
 from onnxgrad.ops.softmax_cross_entropy_loss import NEVER_COUNTED
+from onnxgrad.passes.draft import Draft
 
 
-def fuse_losses(graph: ir.Graph) -> int:
+def fuse_losses(draft: Draft) -> int:
     """Puts SoftmaxCrossEntropyLossInternal in place of every SoftmaxCrossEntropyLoss of the graph; how many.
 
     A graph that is to be differentiated should keep them until then: so the gradients are those of the standard
     operator.
     """
-    builder = Builder(graph, dict(graph.opset_imports))
+    graph = draft.graph
+    builder = Builder(graph)
     losses = [node for node in graph if node.op_type == "SoftmaxCrossEntropyLoss" and is_standard(node.domain)]
     for node in losses:
         _fuse(builder, node)

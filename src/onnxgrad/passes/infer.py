@@ -1,14 +1,59 @@
-"""infer_shapes(): onnx's shape inference, and what it leaves out."""
+"""infer(): types and shapes of all values, by onnx's shape inference and what it leaves out."""
 
 from collections.abc import Iterator
 from typing import Any
 
 import onnx
+import onnx_ir as ir
 
 from onnxgrad.domains import is_standard
 from onnxgrad.graph.builder import SHAPED_BY
+from onnxgrad.passes.draft import Draft
+from onnxgrad.passes.weights_aside import weights_aside
 
 SAME_AS_FIRST_INPUT = {"GroupNormalization", "MeanVarianceNormalization"}  # functions that onnx does not look into
+
+
+def infer(draft: Draft) -> None:
+    """Finds the types and shapes of a model's values, as far as they follow from its inputs and weights."""
+    with weights_aside(draft.graph):
+        proto = ir.to_proto(draft.model)
+    try:
+        inferred = infer_shapes(proto, data_prop=True)
+    except Exception as error:  # of any type, from C++
+        sentence = str(error).splitlines()[0]
+        raise ValueError(f"{draft.caller}: the model's shapes contradict each other: {sentence}") from None
+    _take_types(draft.graph, inferred.graph)
+
+
+def _take_types(graph: Any, proto: onnx.GraphProto) -> None:
+    """Gives the values of a graph the types that were found for its proto, in which its nodes are in the same order."""
+    found = {info.name: info for info in (*proto.value_info, *proto.output)}
+    for node, node_proto in zip(graph, proto.node, strict=True):
+        for value in node.outputs:
+            info = found.get(value.name)
+            if info is not None:
+                _take_type(value, info)
+        attributes = {a.name: a for a in node_proto.attribute}
+        for attribute in node.attributes.values():
+            if attribute.type == ir.AttributeType.GRAPH:
+                _take_types(attribute.value, attributes[attribute.name].g)
+            elif attribute.type == ir.AttributeType.GRAPHS:
+                for inner, inner_proto in zip(attribute.value, attributes[attribute.name].graphs, strict=True):
+                    _take_types(inner, inner_proto)
+
+
+def _take_type(value: ir.Value, info: onnx.ValueInfoProto) -> None:
+    if not info.type.HasField("tensor_type"):
+        ir.serde.deserialize_value_info_proto(info, value)
+        return
+    tensor = info.type.tensor_type
+    if tensor.elem_type:
+        value.dtype = ir.DataType(tensor.elem_type)
+    if tensor.HasField("shape"):
+        dims = [d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in tensor.shape.dim]
+        if value.shape is None or list(value.shape) != dims:
+            value.shape = ir.Shape(dims)
 
 
 def infer_shapes(model: onnx.ModelProto, **options: Any) -> onnx.ModelProto:

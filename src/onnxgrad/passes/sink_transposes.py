@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from onnxgrad.domains import is_standard
 from onnxgrad.graph.builder import Builder
+from onnxgrad.passes.draft import Draft
 
 
 def permutation(transpose: ir.Node) -> list[int]:
@@ -30,12 +31,13 @@ def is_transpose(node: ir.Node | None) -> bool:
     )
 
 
-def move_transposes_behind_cuts(builder: Builder) -> int:
+def sink_transposes(draft: Draft) -> int:
     """Moves each Transpose that only Split, Squeeze and Gather of a single index follow behind them; how many moves.
 
     What is not used any more stays in the graph.
     """
-    waiting = [node for node in builder.graph if is_transpose(node)]
+    builder = Builder(draft.graph)
+    waiting = [node for node in draft.graph if is_transpose(node)]
     moves = 0
     while waiting:
         node = waiting.pop()

@@ -12,8 +12,9 @@ import onnx_ir as ir
 
 from onnxgrad.domains import OWN, is_standard
 from onnxgrad.graph.builder import Builder
+from onnxgrad.passes.draft import Draft
+from onnxgrad.passes.finish import drop_dead
 from onnxgrad.passes.fuse_gelu import only_user
-from onnxgrad.passes.prepare import drop_dead
 from onnxgrad.passes.sink_transposes import is_transpose, permutation
 
 FEWEST = 32  # rows, columns or terms of sums that fill a tile: products of fewer are left to onnxruntime
@@ -54,14 +55,15 @@ class _Operand:
         return _dims(self.value)[self.perm[-1]]
 
 
-def use_permuted_products(graph: ir.Graph) -> int:
+def use_amx_matmul(draft: Draft) -> int:
     """Changes products of float32 numbers whose ranks are known, unless they are known to be small; how many."""
-    builder = Builder(graph, dict(graph.opset_imports))
+    graph = draft.graph
+    builder = Builder(graph)
     products = [n for n in graph if is_standard(n.domain) and n.op_type in ("MatMul", "Gemm") and _can_be_changed(n)]
     for node in products:
         _change(builder, node)
     if products:
-        drop_dead(graph)
+        drop_dead(draft)
         graph.opset_imports.setdefault(OWN, 1)
     return len(products)
 

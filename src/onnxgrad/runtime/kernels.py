@@ -51,13 +51,18 @@ def _let_go(thing: Any) -> None:
 lock = threading.RLock()
 _kernels: dict[int, Kernel] = {}
 _numbers = iter(range(1, 2**62))
+FEW = 256  # kernels that are not worth looking through
+_most = FEW  # kernels before the next look: twice as many as the last one left, so that adding n takes n steps
 
 
 def add(kernel: Kernel) -> int:
-    """Gives a kernel its number, and forgets those of sessions that are gone."""
+    """Gives a kernel its number, and forgets those of sessions that are gone, once there are many."""
+    global _most
     with lock:
-        for gone in [n for n, k in _kernels.items() if k.words[0]]:
-            _let_go(_kernels.pop(gone).words)
+        if len(_kernels) >= _most:
+            for gone in [n for n, k in _kernels.items() if k.words[0]]:
+                _let_go(_kernels.pop(gone).words)
+            _most = max(FEW, 2 * len(_kernels))
         number = next(_numbers)
         outlive_python(kernel.words)
         _kernels[number] = kernel

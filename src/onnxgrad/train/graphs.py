@@ -1,22 +1,27 @@
-"""The graphs a trainer runs: one for a step, with the loss and its gradients, and one to evaluate, without."""
+"""The graphs a trainer runs: one for a step, with the loss and its gradients, and one to evaluate, without.
+
+Both begin as one prepared draft, and each is a list of passes: the list says what the graph is.
+"""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import onnx_ir as ir
 
-from onnxgrad.autodiff.differentiate import differentiate, load, sources
+from onnxgrad.autodiff.differentiate import add_gradient, sources, weights_to_inputs
 from onnxgrad.graph.builder import Builder
 from onnxgrad.passes.append_loss import append_loss
 from onnxgrad.passes.batch_slice import PLACE, WEIGHTS
-from onnxgrad.passes.fuse_gelu import recognise_gelu
+from onnxgrad.passes.draft import Draft
+from onnxgrad.passes.finish import FOR_SESSIONS, drop_dead
+from onnxgrad.passes.fuse_gelu import fuse_gelu
 from onnxgrad.passes.fuse_loss import fuse_losses
-from onnxgrad.passes.prepare import finish, prepare
-from onnxgrad.passes.sink_transposes import move_transposes_behind_cuts
+from onnxgrad.passes.sink_transposes import sink_transposes
 from onnxgrad.passes.sync_batch_norm import measure_together
 from onnxgrad.passes.train_mode import SEED, Statistics, to_inference_mode, to_train_mode
-from onnxgrad.passes.use_amx_matmul import use_permuted_products
+from onnxgrad.passes.use_amx_matmul import use_amx_matmul
 from onnxgrad.train.losses import Loss, Total, parts_of
 
 
@@ -39,84 +44,138 @@ class EvaluationGraph(NamedTuple):
     predictions: list[str]
 
 
+@dataclass
+class _Step(Draft):
+    """A draft that becomes a training step, or an evaluation."""
+
+    terms: Sequence[Loss] | str = ()  # the loss
+    trainable: str | Sequence[str] | None = None
+    group: int | None = None  # of the ranks that train together (ops/all_reduce.py)
+    weights: ir.Value | None = None  # inputs that say which slice of a batch this rank has
+    place: ir.Value | None = None
+    statistics: list[Statistics] = field(default_factory=list)
+    loss: str = ""
+    parameters: list[str] = field(default_factory=list)
+    dtype: ir.DataType = ir.DataType.FLOAT  # that parameters are trained in
+    gradients: dict[str, str] = field(default_factory=dict)
+
+
 def step_graph(
-    model: Any,
+    prepared: Draft,
     loss: Total | str,
     trainable: str | Sequence[str] | None,
     group: int | None = None,
     use_amx: bool = False,
 ) -> StepGraph:
-    """Train mode, loss, gradients; `use_amx`: with products for AMX.
+    """Train mode, loss and gradients; `use_amx`: with products for AMX.
 
-    With the number of a `group` of ranks (ops/all_reduce.py), of one rank's slice of a batch.
+    With the number of a `group` of ranks, of one rank's slice of a batch.
     """
-    prepared = prepare(load(model))
-    graph = prepared.model.graph
-    weights = place = None
-    if group is not None:
-        count = 1 if isinstance(loss, str) else len(loss.parts)
-        weights = _new_input(graph, WEIGHTS, ir.DataType.DOUBLE, count)
-        place = _new_input(graph, PLACE, ir.DataType.INT64, 3)
-    statistics = to_train_mode(graph, place)
-    builder = Builder(graph, prepared.opsets)
-    recognise_gelu(builder)
-    if use_amx:
-        move_transposes_behind_cuts(builder)
-    if group is not None and place is not None:
-        measure_together(builder, statistics, place, group)
-    name = _make_output(builder, append_loss(builder, _terms(loss), weights))
-    drops = any(v.name == SEED for v in graph.inputs)
-    loss_value = next(v for v in graph.outputs if v.name == name)
-    parameters = _parameters(graph, loss_value, trainable)
-    wide = _training_type(graph, parameters)
-    _widen(graph, parameters, wide)
-    made = differentiate(finish(prepared), parameters, name, parameters_as_inputs=True)
-    wanted = {name, *made.gradients.values(), *(n for s in statistics for n in s.following)}
-    final = made.model.graph
-    for value in [v for v in final.outputs if v.name not in wanted]:
-        final.outputs.remove(value)
-    _weights_to_inputs(final, [n for s in statistics for n in s.current])
-    if use_amx:
-        use_permuted_products(final)
-    fuse_losses(final)
-    return StepGraph(made.model, name, made.gradients, statistics, drops, wide)
+    step = _Step(prepared.model, prepared.caller, prepared.unnamed, _terms(loss), trainable, group)
+    passes: list[Callable[[_Step], Any]] = [
+        *([_add_slice_inputs] if group is not None else []),
+        _to_train_mode,
+        fuse_gelu,
+        *([sink_transposes] if use_amx else []),
+        *([_sync_batch_norm] if group is not None else []),
+        drop_dead,
+        _append_loss,
+        _choose_parameters,
+        _widen_parameters,
+        _add_gradient,
+        _keep_outputs_of_step,
+        drop_dead,
+        *([use_amx_matmul] if use_amx else []),
+        fuse_losses,
+        *FOR_SESSIONS,
+    ]
+    step.run(passes)
+    drops = any(v.name == SEED for v in step.graph.inputs)
+    return StepGraph(step.model, step.loss, step.gradients, step.statistics, drops, step.dtype)
+
+
+def evaluation_graph(prepared: Draft, loss: Total | str, step: StepGraph) -> EvaluationGraph:
+    """Inference mode and loss, of the model that the step is of."""
+    draft = _Step(prepared.model, prepared.caller, prepared.unnamed, _terms(loss))
+    draft.parameters = [name for name in step.gradients if name in draft.graph.initializers]
+    draft.dtype, draft.statistics = step.dtype, step.statistics
+    predictions = [str(v.name) for v in draft.graph.outputs]
+    passes: list[Callable[[_Step], Any]] = [
+        _to_inference_mode,
+        _append_loss,
+        _widen_parameters,
+        drop_dead,
+        _weights_to_inputs,
+        fuse_losses,
+        *FOR_SESSIONS,
+    ]
+    draft.run(passes)
+    return EvaluationGraph(draft.model, draft.loss, predictions)
 
 
 def _terms(loss: Total | str) -> Sequence[Loss] | str:
     return loss if isinstance(loss, str) else parts_of(loss)
 
 
-def _new_input(graph: ir.Graph, name: str, dtype: ir.DataType, length: int) -> ir.Value:
-    value = ir.Value(name=name, shape=ir.Shape([length]), type=ir.TensorType(dtype))
-    graph.inputs.append(value)
-    return value
+def _add_slice_inputs(step: _Step) -> None:
+    """Inputs that say which slice of a batch a rank has."""
+    count = 1 if isinstance(step.terms, str) else len(step.terms)
+    step.weights = ir.Value(name=WEIGHTS, shape=ir.Shape([count]), type=ir.TensorType(ir.DataType.DOUBLE))
+    step.place = ir.Value(name=PLACE, shape=ir.Shape([3]), type=ir.TensorType(ir.DataType.INT64))
+    step.graph.inputs.extend([step.weights, step.place])
 
 
-def evaluation_graph(model: Any, loss: Total | str, step: StepGraph) -> EvaluationGraph:
-    """Inference mode and loss, of the model that the step is of."""
-    prepared = prepare(load(model))
-    graph = prepared.model.graph
-    to_inference_mode(graph)
-    predictions = [str(v.name) for v in graph.outputs]
-    builder = Builder(graph, prepared.opsets)
-    name = _make_output(builder, append_loss(builder, _terms(loss)))
-    _widen(graph, [name for name in step.gradients if name in graph.initializers], step.dtype)
-    finished = finish(prepared)
-    fuse_losses(finished.graph)
-    _weights_to_inputs(finished.graph, [*step.gradients, *(n for s in step.statistics for n in s.current)])
-    return EvaluationGraph(finished, name, predictions)
+def _to_train_mode(step: _Step) -> None:
+    step.statistics = to_train_mode(step.graph, step.place)
 
 
-def _parameters(graph: ir.Graph, loss: ir.Value, trainable: str | Sequence[str] | None) -> list[str]:
-    """The names of the weights to train."""
-    for name in [trainable] if isinstance(trainable, str) else trainable or ():
-        if any(v.name == name for v in graph.inputs):
-            raise ValueError(f"Trainer: trainable names {name!r}, which is an input of the model, not a weight")
-    try:
-        found = [str(v.name) for v in sources(graph, list(graph), [loss], trainable)]
-    except ValueError as error:
-        raise ValueError(str(error).replace("gradient: ", "Trainer: ").replace("`wrt`", "trainable")) from None
-    return [name for name in found if name in graph.initializers]
+def _to_inference_mode(step: _Step) -> None:
+    to_inference_mode(step.graph)
+
+
+def _sync_batch_norm(step: _Step) -> None:
+    assert step.place is not None and step.group is not None
+    measure_together(Builder(step.graph), step.statistics, step.place, step.group)
+
+
+def _append_loss(step: _Step) -> None:
+    """The loss becomes an output."""
+    builder = Builder(step.graph)
+    value = append_loss(builder, step.terms, step.weights)
+    if not value.is_graph_output():
+        value.name = builder.fresh_value_name("loss")
+        step.graph.outputs.append(value)
+    step.loss = str(value.name)
+
+
+def _choose_parameters(step: _Step) -> None:
+    """The weights to train, and the type to train them in."""
+    inputs = {v.name for v in step.graph.inputs}
+    for name in [step.trainable] if isinstance(step.trainable, str) else step.trainable or ():
+        if name in inputs:
+            raise ValueError(f"{step.caller}: trainable names {name!r}, which is an input of the model, not a weight")
+    loss = next(v for v in step.graph.outputs if v.name == step.loss)
+    found = [str(v.name) for v in sources(step.graph, [loss], step.trainable, step.caller, "trainable")]
+    step.parameters = [name for name in found if name in step.graph.initializers]
+    step.dtype = _training_type(step.graph, step.parameters)
+
+
+def _add_gradient(step: _Step) -> None:
+    step.gradients = add_gradient(step, step.parameters, step.loss, parameters_as_inputs=True).outputs
+
+
+def _keep_outputs_of_step(step: _Step) -> None:
+    """Of the outputs only what a step computes; running statistics, which it changes, become inputs."""
+    wanted = {step.loss, *step.gradients.values(), *(n for s in step.statistics for n in s.following)}
+    kept = [v for v in step.graph.outputs if v.name in wanted]
+    step.graph.outputs.clear()
+    step.graph.outputs.extend(kept)
+    weights_to_inputs(step.graph, [n for s in step.statistics for n in s.current])
+
+
+def _weights_to_inputs(step: _Step) -> None:
+    """What training changes."""
+    weights_to_inputs(step.graph, [*step.parameters, *(n for s in step.statistics for n in s.current)])
 
 
 def _training_type(graph: ir.Graph, parameters: Sequence[str]) -> ir.DataType:
@@ -125,9 +184,10 @@ def _training_type(graph: ir.Graph, parameters: Sequence[str]) -> ir.DataType:
     return ir.DataType.DOUBLE if ir.DataType.DOUBLE in kinds else ir.DataType.FLOAT
 
 
-def _widen(graph: ir.Graph, parameters: Sequence[str], wide: ir.DataType) -> None:
+def _widen_parameters(step: _Step) -> None:
     """Parameters of other types come in the type they are trained in, and are cast before use."""
-    for name in parameters:
+    graph, wide = step.graph, step.dtype
+    for name in step.parameters:
         value = graph.initializers[name]
         narrow: Any = value.const_value
         if value.dtype == wide or value.dtype is None or narrow is None:
@@ -147,21 +207,3 @@ def _widen(graph: ir.Graph, parameters: Sequence[str], wide: ir.DataType) -> Non
 
 def _as_type(tensor: Any, dtype: ir.DataType) -> ir.Tensor[Any]:
     return ir.Tensor(tensor.numpy().astype(dtype.numpy()))
-
-
-def _make_output(builder: Builder, loss: ir.Value) -> str:
-    if not loss.is_graph_output():
-        loss.name = builder.fresh_value_name("loss")
-        builder.graph.outputs.append(loss)
-    return str(loss.name)
-
-
-def _weights_to_inputs(graph: ir.Graph, names: Sequence[str]) -> None:
-    for name in names:
-        value = graph.initializers.pop(name, None)
-        if value is not None and not value.is_graph_input():
-            tensor = value.const_value
-            value.const_value = None
-            if tensor is not None:
-                value.dtype, value.shape = tensor.dtype, ir.Shape(tensor.shape.numpy())
-            graph.inputs.append(value)

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.autodiff.differentiate import load
 from onnxgrad.cpu.core.memory import give_back
-from onnxgrad.graph.files import save
+from onnxgrad.graph.files import load, save
 from onnxgrad.passes.batch_slice import PLACE, WEIGHTS
+from onnxgrad.passes.prepare import prepare
 from onnxgrad.passes.train_mode import SEED, to_inference_mode
 from onnxgrad.train.buffers import Buffers
 from onnxgrad.train.checkpoint import check_arrays, read_checkpoint, write_checkpoint
@@ -24,7 +24,7 @@ from onnxgrad.train.distributed.ranks import Ranks, on_every_rank, ranks_of
 from onnxgrad.train.distributed.sharding import BatchSlicer
 from onnxgrad.train.evaluation import Evaluation, Metric
 from onnxgrad.train.fitting import FitOptions, Log, Position, Record, TrainingStoppedError, fit
-from onnxgrad.train.graphs import evaluation_graph, step_graph
+from onnxgrad.train.graphs import EvaluationGraph, evaluation_graph, step_graph
 from onnxgrad.train.losses import CrossEntropy, Total
 from onnxgrad.train.optim import Optimizer
 from onnxgrad.train.schedules import Constant, Schedule
@@ -84,9 +84,12 @@ class Trainer:
         self._slicer = BatchSlicer(ranks, loss) if isinstance(ranks, Ranks) else None
         use_amx = all(ranks.all_gather(self._device.has_amx))
         group = ranks.group if isinstance(ranks, Ranks) else None
-        self._step = step_graph(model, loss, trainable, group, use_amx)
-        self._make_arrays(shard_optimizer)
-        self._make_sessions(loss)
+        prepared = prepare(load(model, "Trainer"), "Trainer")
+        weights = {name: value.const_value for name, value in prepared.graph.initializers.items()}
+        inference = prepared.clone()
+        self._step = step_graph(prepared, loss, trainable, group, use_amx)
+        self._make_arrays(weights, shard_optimizer)
+        self._make_sessions(evaluation_graph(inference, loss, self._step), loss)
         if self._collectives is not None:
             self._collectives.ranks.expect_same(self._facts())
             self._collectives.broadcast([self._buffers.data, *self.statistics.values()])
@@ -100,8 +103,7 @@ class Trainer:
         shards = ("shard_optimizer", self._collectives is not None and self._collectives.shards_optimizer)
         return [*((name.lstrip("_"), getattr(self, name)) for name in names), shards, *parameters, *nodes]
 
-    def _make_arrays(self, shard_optimizer: bool) -> None:
-        weights: dict[str, Any] = {n: v.const_value for n, v in load(self._source).graph.initializers.items()}
+    def _make_arrays(self, weights: Mapping[str, Any], shard_optimizer: bool) -> None:
         shapes = {name: tuple(weights[name].shape.numpy()) for name in self._step.gradients}
         self._buffers = Buffers(shapes, self._step.dtype.numpy(), self._device, self.ranks.size)
         self.parameters = self._buffers.views(self._buffers.data)
@@ -122,7 +124,7 @@ class Trainer:
         self._waiting = 0  # micro-batches in it
         self._sums = self._device.zeros(len(self._state.chunks), np.float64)
 
-    def _make_sessions(self, loss: Total | str) -> None:
+    def _make_sessions(self, evaluated: EvaluationGraph, loss: Total | str) -> None:
         step, gradients = self._step, self.gradients
         self._seed = np.zeros(1, np.int64)  # of the batch at hand
         changed = {**self.parameters, **self.statistics}
@@ -133,7 +135,6 @@ class Trainer:
             inputs |= {name: array for name, array in given.items() if name in used}
         self._loss = np.zeros((), _type_of_output(step.model, step.loss))
         outputs = {step.loss: self._loss, **{out: gradients[n] for n, out in step.gradients.items()}, **self._following}
-        evaluated = evaluation_graph(self._source, loss, step)
         shapes = {str(v.name): None if v.shape is None else list(v.shape) for v in evaluated.model.graph.outputs}
         parts = () if isinstance(loss, str) else loss.parts
         predicted = [(part, shapes[part.prediction]) for part in parts if isinstance(part, CrossEntropy)]
@@ -365,7 +366,7 @@ class Trainer:
             self.ranks.on_first(lambda: self._export(Path(path)))
 
     def _export(self, path: Path) -> None:
-        model = load(self._source)
+        model = load(self._source, "Trainer")
         tensors: dict[str, Any] = {name: v.const_value for name, v in model.graph.initializers.items()}
         apart = any(isinstance(t, ir.ExternalTensor) for t in tensors.values())
         for name, array in {**self.parameters, **self.statistics}.items():

@@ -1,0 +1,34 @@
+"""A draft: a model on its way through a list of passes, and what they find out about it."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import onnx_ir as ir
+
+
+@dataclass
+class Draft:
+    """A pass takes a draft and changes it. `caller` is what sentences about a wrong model begin with."""
+
+    model: Any  # an ir.Model, which a pass may replace by another one
+    caller: str
+    unnamed: dict[str, ir.Shape] = field(default_factory=dict)  # shapes of inputs before their dimensions got names
+
+    @property
+    def graph(self) -> ir.Graph:
+        """The main graph."""
+        return self.model.graph  # type: ignore[no-any-return]
+
+    def run(self, passes: Iterable[Callable[[Any], Any]]) -> "Draft":
+        """All of them, in their order."""
+        for change in passes:
+            change(self)
+        return self
+
+    def clone(self) -> "Draft":
+        """A draft that can be changed apart from this one; both have the same weights."""
+        return Draft(self.model.clone(), self.caller, dict(self.unnamed))
+
+
+Pass = Callable[[Draft], None]
