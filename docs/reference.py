@@ -17,17 +17,17 @@ from onnxgrad.op import Op
 WIDTH = 100  # of a signature on one line
 HEAD = """# API reference
 
-Generated from signatures and docstrings by `make docs`. [Getting started](getting-started.md) shows training at work,
-[the guide](guide.md) gradients; [operators.md](operators.md) has inputs, outputs and types of every operator."""
+Generated from signatures and docstrings by `make docs`. [Getting started](getting-started.md) shows training, [the
+guide](guide.md) gradients; [operators.md](operators.md) has inputs, outputs and types of every operator."""
 
 TRAINING = """`onnxgrad.Trainer` trains a model on batches with a loss, an optimizer and a schedule; metrics are
 measured beside the loss."""
 LOSSES = "A loss takes the name of the output that predicts, and adds an input for the target."
 OPTIMIZERS = "An optimizer is a small value: its settings, and other settings for parameters of some names."
-SCHEDULES = "What the learning rate is multiplied with, update by update."
-METRICS = "What is measured on validation data besides the loss; any function of outputs and batch is one."
-GRADIENTS = "A model in, the model with its gradient out."
-RUNTIME = "What makes stock onnxruntime, onnx and models know our operators, and how many threads they use."
+SCHEDULES = "The factor of the learning rate at each update."
+METRICS = "Numbers for validation data besides the loss; any function of outputs and batch is one."
+GRADIENTS = "Take a model and return the model with its gradient."
+RUNTIME = "These make our operators known to stock onnxruntime, onnx and models, and set the number of threads."
 CALLS = "Every operator is called in the same ways; [operators.md](operators.md) says what each of them computes."
 TORCH = "ONNX operators for PyTorch, differentiable by torch.autograd; `import onnxgrad.torch`."
 
@@ -40,7 +40,7 @@ METHODS = {
     "GradientCheck": ("worst",),
     "Op": ("__call__", "into", "definition"),
 }
-# Those that are no names of the package itself: what its functions give and raise.
+# Classes that are not names of the package itself: its functions return and raise them.
 RESULTS = {
     "Record": "onnxgrad.train.fitting",
     "TrainingStoppedError": "onnxgrad.train.fitting",
@@ -77,7 +77,7 @@ def api_page() -> str:
 
 
 def of_result(name: str) -> str:
-    """A class that is no name of the package itself."""
+    """A class that is not a name of the package itself."""
     return entry(getattr(importlib.import_module(RESULTS[name]), name), f"{RESULTS[name]}.{name}")
 
 

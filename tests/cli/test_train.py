@@ -326,7 +326,7 @@ def test_keep_best_writes_the_model_of_the_best_epoch(folder):
     assert Path("best.best.safetensors").exists()
 
 
-def test_a_loss_that_is_no_number_ends_with_what_was_good(folder):
+def test_a_loss_that_is_not_finite_leaves_the_last_good_state(folder):
     result = run(*BASE, "--optimizer", "sgd", "--lr", 1e38, "--epochs", 9, "-o", "trained.onnx", code=1)
     assert re.match(
         r"onnxgrad: step \d+: .*; the state before it is in 'trained.safetensors'\n",

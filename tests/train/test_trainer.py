@@ -177,7 +177,7 @@ def test_bad_batches_and_settings():
         Trainer(mlp(), losses.CrossEntropy("logits"), "adam")
 
 
-def test_a_loss_that_is_no_number_stops():
+def test_a_loss_that_is_not_finite_stops():
     trainer = Trainer(mlp(), losses.CrossEntropy("logits"), optim.SGD())
     trainer.step(batch(0))
     before = {name: a.copy() for name, a in trainer.parameters.items()}

@@ -234,7 +234,7 @@ def other_settings(communicator, folder):
 
 
 @problem
-def a_loss_that_is_no_number(communicator, folder):
+def a_loss_that_is_not_finite(communicator, folder):
     bad = good()
     bad["x"][-1] = np.nan  # one rank's
     trainer("lamb", communicator=communicator).fit([good(), bad], quiet=True, checkpoint=folder / "nan.safetensors")

@@ -137,7 +137,7 @@ REFUSED = {
     "drift":
         "RankError: the ranks have drifted apart: after step 1, 'fc.bias' on rank 1 is not that of rank 0",
     "other_settings": "ValueError: Trainer: seed on rank 1 is not that of rank 0",
-    "a_loss_that_is_no_number":
+    "a_loss_that_is_not_finite":
         "TrainingStoppedError: step 2: the loss is nan: the gradient of 'conv.weight' is not finite; the parameters "
         "are those before the step; the state before it is in '{folder}/nan.safetensors'",
     "no_batches":
