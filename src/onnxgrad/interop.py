@@ -1,4 +1,4 @@
-"""Arrays of other frameworks: where they live, and how they come in and go back in kind, without copies."""
+"""Arrays of other frameworks: where they live, and their conversion to NumPy and back, without copies."""
 
 import importlib
 import os
@@ -15,7 +15,7 @@ _kinds: dict[type, int] = dict.fromkeys((np.ndarray, list, tuple, int, float, st
 
 
 def kind_of(value: Any) -> int:
-    """TORCH for its tensors, FOREIGN for other arrays that are not NumPy's, NOT_FOREIGN for everything else."""
+    """TORCH for torch tensors, FOREIGN for other arrays that are not NumPy's, NOT_FOREIGN for everything else."""
     cls = value.__class__
     kind = _kinds.get(cls)
     if kind is None:
@@ -31,7 +31,7 @@ def is_foreign(value: Any) -> bool:
 
 
 def is_on_gpu(value: Any) -> bool:
-    """Whether it is an array on a GPU; with Triton's interpreter, torch's tensors on the CPU play that part."""
+    """Whether it is an array on a GPU; with Triton's interpreter torch tensors on the CPU count as such."""
     kind = kind_of(value)
     if kind == TORCH:
         return value.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
@@ -53,7 +53,7 @@ def to_numpy(value: Any) -> Array:
 
 
 def to_framework(array: Any, like: Any) -> Any:
-    """A NumPy array or a tensor of torch as an array of the framework that `like` is of."""
+    """A NumPy array or a torch tensor as an array of the framework of `like`."""
     if kind_of(like) == TORCH:
         if not isinstance(array, np.ndarray):
             return array

@@ -136,7 +136,7 @@ class Op(Generic[P, R]):
         return getattr(self._module("functions"), self.function_name)  # type: ignore[no-any-return]
 
     def kernel_asks_for(self, backend: str, parameter: str) -> bool:
-        """Whether that kernel wants to be told something that is no part of the operator."""
+        """Whether that kernel takes an argument that is not part of the operator."""
         self.kernel(backend)
         return parameter in self._asked_for[backend]
 

@@ -143,7 +143,7 @@ def _infer(op: Declaration, context: Any) -> None:
             known.append(None)
             continue
         inferred_type = context.get_input_type(position)
-        if inferred_type is None:  # the output of an operator nobody knows
+        if inferred_type is None:  # the output of an unknown operator
             known.append(Known(None, None))
             continue
         tensor = inferred_type.tensor_type

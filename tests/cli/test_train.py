@@ -210,7 +210,7 @@ def test_resuming_with_more_epochs_and_with_other_batches(folder):
     refused = run(*again, "--batch-size", 9, code=2).stderr
     assert refused == "onnxgrad: --resume: the run had --batch-size 8, now it is 9, which changes its batches\n"
     refused = run(*again, "--drop-last", code=2).stderr
-    assert "the run had --drop-last not set, now it is set, so" in refused
+    assert "the run had --drop-last not set, now it is set, which" in refused
     run(*again)
     assert events("parts.jsonl", "step") == events("whole.jsonl", "step")
     run(*again)  # nothing is left to do but to write the model

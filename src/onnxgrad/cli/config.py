@@ -28,14 +28,13 @@ def defaults(path: Path, command: click.Command) -> dict[str, Any]:
             table = tomllib.load(file)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise Refused(f"--config: {str(path)!r} is not TOML: {error}") from None
-    known = {str(p.name): p for p in command.params if p.name not in NOT_SETTINGS}
+    known = {str(p.name).replace("_", "-"): p for p in command.params if p.name not in NOT_SETTINGS}
     found = {}
     for key, value in table.items():
-        name = key.replace("-", "_")
+        name = key.replace("_", "-")
         if name not in known:
-            told = suggestion(name, known).replace("_", "-")
-            raise Refused(f"--config: {str(path)!r} has {key!r}, which is not a setting{told}")
-        found[name] = _as_given(f"--config: {key!r} in {str(path)!r}", value, known[name])
+            raise Refused(f"--config: {str(path)!r} has {key!r}, which is not a setting{suggestion(name, known)}")
+        found[str(known[name].name)] = _as_given(f"--config: {key!r} in {str(path)!r}", value, known[name])
     return found
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-SMALL = 2  # a dimension that nobody set
+SMALL = 2  # a dimension that is not set
 
 
 def random_feeds(model: ir.Model, dims: Mapping[str, int] | None = None, seed: int = 0) -> dict[str, Any]:

@@ -43,13 +43,13 @@ def earlier_events(options: Options, files: Files, steps: int) -> list[Event]:
         now = asdict(options)[name]
         if name in before and before[name] != now:
             raise ValueError(
-                f"--resume: the run had --{name.replace('_', '-')} {_told(before[name])}, now it is {_told(now)}, "
+                f"--resume: the run had --{name.replace('_', '-')} {_shown(before[name])}, now it is {_shown(now)}, "
                 "which changes its batches"
             )
     return up_to(found, steps)
 
 
-def _told(value: Any) -> str:
+def _shown(value: Any) -> str:
     return "not set" if value in (None, False) else "set" if value is True else str(value)
 
 
@@ -81,7 +81,7 @@ def run(options: Options, context: click.Context) -> None:
         board = None
         if options.tensorboard is not None:
             board = stack.enter_context(EventFile(options.tensorboard, trainer.steps))
-        run_log.write({"event": "start", "step": trainer.steps, "options": _options_told(options)})
+        run_log.write({"event": "start", "step": trainer.steps, "options": _as_json(options)})
         stack.callback(_plot, files.plot, run_log)  # whatever becomes of the run
         _fit(options, files, prepared, run_log, board, again)
         if options.keep_best and trainer.ranks.on_first(files.best.is_file):
@@ -163,7 +163,7 @@ def to_board(board: EventFile, event: Event) -> None:
         board.flush()
 
 
-def _options_told(options: Options) -> dict[str, Any]:
+def _as_json(options: Options) -> dict[str, Any]:
     return {
         name: str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
         for name, value in asdict(options).items()

@@ -8,7 +8,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-WIDE = 240  # columns, where nobody looks and lines are better whole
+WIDE = 240  # columns where the output is not a terminal, so that lines stay whole
 
 
 def plain_console() -> Console:

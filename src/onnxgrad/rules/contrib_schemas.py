@@ -1,4 +1,4 @@
-"""Forward operators of com.microsoft, which onnxruntime has kernels for: told to onnx, which does not know them.
+"""Schemas of forward operators of com.microsoft, for onnx, which does not know them; onnxruntime has their kernels.
 
 Exporters and onnxruntime's own optimizer write them. Without a schema, shape inference would stop at them.
 """
@@ -46,7 +46,7 @@ def contrib(
     )
     schema.set_type_and_shape_inference_function(infer)
     _DEFINITIONS[name] = functools.partial(definition, **(attributes or {}))
-    if not onnx.defs.has(name, MICROSOFT):  # whoever told onnx before us is left alone
+    if not onnx.defs.has(name, MICROSOFT):  # a schema that is registered already stays
         onnx.defs.register_schema(schema)
 
 

@@ -2,7 +2,7 @@
 
 A function gets `g`, the gradient of the first output, and `n`, the node (graph/node.py): `n.<name>` is its input,
 output or attribute of that name. It returns the gradient of its input. For a variadic input it also gets the number of
-that input. Undoing a broadcast, adding up, and not computing what nobody wants is the engine's business.
+that input. The engine undoes broadcasts, sums gradients, and leaves out what is not needed.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ todo = Mark("todo")  # there is one, but it is not written
 
 @dataclass(frozen=True)
 class Rule:
-    """What vjp() was told of one operator."""
+    """The arguments of vjp() for one operator."""
 
     op_type: str
     domain: str

@@ -119,7 +119,7 @@ def _epoch(trainer: "Trainer", options: FitOptions, position: Position, progress
         progress.advance(loss, rate)
         if trainer.steps > before:
             mean = position.waiting_total / position.waiting
-            _tell(options, event="step", epoch=position.epoch + 1, step=trainer.steps, loss=mean, lr=rate,
+            _log(options, event="step", epoch=position.epoch + 1, step=trainer.steps, loss=mean, lr=rate,
                   gradient_norm=trainer.gradient_norm, seconds=time.perf_counter() - start)  # fmt: skip
             position.waiting, position.waiting_total = 0, 0.0
             if options.checkpoint is not None and options.save_every and trainer.steps % options.save_every == 0:
@@ -137,8 +137,8 @@ def _epoch(trainer: "Trainer", options: FitOptions, position: Position, progress
     position.epoch, position.batches, position.total = position.epoch + 1, 0, 0.0
     position.passes = getattr(options.batches, "epoch", 0)
     progress.end_epoch(record)
-    told = {"step" if k == "steps" else k: v for k, v in asdict(record).items()}
-    _tell(options, event="epoch", **told)
+    facts = {"step" if k == "steps" else k: v for k, v in asdict(record).items()}
+    _log(options, event="epoch", **facts)
     if options.checkpoint is not None:
         trainer.save(options.checkpoint)
     return record
@@ -158,7 +158,7 @@ def _rest_of_epoch(
     return islice(iter(batches), position.batches, None)
 
 
-def _tell(options: FitOptions, **facts: Any) -> None:
+def _log(options: FitOptions, **facts: Any) -> None:
     if options.log is not None:
         options.log(facts)
 
@@ -169,8 +169,7 @@ def _interrupted(trainer: "Trainer", options: FitOptions, name: str) -> Interrup
         trainer.save(path)
     except OSError as error:
         return Interrupted(f"stopped by {name} after step {trainer.steps}; nothing was saved: {error}", name, None)
-    told = f"stopped by {name} after step {trainer.steps}; the state is in {str(path)!r}"
-    return Interrupted(told, name, path)
+    return Interrupted(f"stopped by {name} after step {trainer.steps}; the state is in {str(path)!r}", name, path)
 
 
 def _leave_state(trainer: "Trainer", options: FitOptions) -> str:

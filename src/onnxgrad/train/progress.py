@@ -19,7 +19,7 @@ class Progress:
         self._epoch = self._epochs = self._done = self._total_done = 0
         self._batches: int | None = None
         self._console: Any = None
-        self._began = self._told = time.monotonic()
+        self._began = self._printed = time.monotonic()
         if quiet:
             return
         from rich import progress
@@ -32,7 +32,7 @@ class Progress:
             progress.TextColumn("{task.description}"),
             progress.BarColumn(bar_width=24),
             progress.MofNCompleteColumn(),
-            progress.TextColumn("{task.fields[told]}"),
+            progress.TextColumn("{task.fields[state]}"),
             console=self._console,
             transient=True,
         )
@@ -53,7 +53,7 @@ class Progress:
             return
         if self._task is not None:
             self._bar.remove_task(self._task)
-        self._task = self._bar.add_task(f"epoch {epoch}/{epochs}", total=batches, completed=done, told="")
+        self._task = self._bar.add_task(f"epoch {epoch}/{epochs}", total=batches, completed=done, state="")
 
     def advance(self, loss: float, rate: float) -> None:
         """One batch done, at a learning rate."""
@@ -62,8 +62,8 @@ class Progress:
         self._loss = loss if self._loss is None else SMOOTHING * self._loss + (1 - SMOOTHING) * loss
         now = time.monotonic()
         if self._bar is not None:
-            self._bar.update(self._task, advance=1, told=self._state(now, rate))
-        elif self._console is not None and now - self._told > PATIENCE:
+            self._bar.update(self._task, advance=1, state=self._state(now, rate))
+        elif self._console is not None and now - self._printed > PATIENCE:
             of = f"/{self._batches}" if self._batches is not None else ""
             self._say(f"epoch {self._epoch}/{self._epochs}: {self._done}{of}  {self._state(now, rate)}")
 
@@ -85,7 +85,7 @@ class Progress:
 
     def _say(self, line: str) -> None:
         if self._console is not None:
-            self._told = time.monotonic()
+            self._printed = time.monotonic()
             self._console.print(line, markup=False, soft_wrap=True)
 
 
