@@ -219,9 +219,9 @@ def test_refusals_are_one_sentence(path, tmp_path):
     for arguments, expected in {
         ("grad", tmp_path / "none.onnx", "-o", out): "none.onnx' does not exist, expected an ONNX model",
         ("grad", tmp_path / "text.onnx", "-o", out): "is not an ONNX model",
-        ("grad", path, "-o", out): "name the output to differentiate with --of: 'loss', 'y'",
-        ("grad", path, "-o", out, "--of", "z"): "--of names 'z', expected an output of the model: 'loss', 'y'",
-        ("grad", path, "-o", out, "--of", "y", "--wrt", "z"): "--wrt names 'z', which is not an input or initializer",
+        ("grad", path, "-o", out): "name the output to differentiate with `of`: 'loss', 'y'",
+        ("grad", path, "-o", out, "--of", "z"): "`of` names 'z', expected an output of the model: 'loss', 'y'",
+        ("grad", path, "-o", out, "--of", "y", "--wrt", "z"): "`wrt` names 'z', which is not an input or initializer",
         ("grad", path, "-o", tmp_path / "none" / "out.onnx", "--of", "y"): "to write 'out.onnx' into does not exist",
         ("grad", path, "-o", tmp_path, "--of", "y"): "is a folder, expected the name of a file to write",
         ("ops", "--rules", "Nothing"): "no operator with a gradient rule matches 'Nothing'",
@@ -232,7 +232,7 @@ def test_refusals_are_one_sentence(path, tmp_path):
     assert not out.exists()
     assert "expected a name and a number, as in batch=4" in run("check", path, "--dim", "batch", code=2)
     debugged = run("grad", path, "-o", out, "--of", "z", "--debug", code=2)
-    assert "Traceback" in debugged and debugged.splitlines()[-1].startswith("onnxgrad: --of names 'z'")
+    assert "Traceback" in debugged and debugged.splitlines()[-1].startswith("onnxgrad: grad: `of` names 'z'")
 
 
 def test_errors_of_others_name_their_type():
@@ -262,4 +262,4 @@ def test_the_installed_script(path):
         [script, "grad", path, "-o", path.with_name("out.onnx")], capture_output=True, text=True, check=False
     )
     assert result.returncode == 2 and result.stdout == ""
-    assert result.stderr == "onnxgrad: name the output to differentiate with --of: 'loss', 'y'\n"
+    assert result.stderr == "onnxgrad: grad: name the output to differentiate with `of`: 'loss', 'y'\n"

@@ -213,7 +213,7 @@ def test_refusals_are_one_sentence_before_anything_runs(folder, arguments, sente
 
 def test_models_and_places_that_are_refused(folder):
     assert run("train", "none.onnx", *BASE[2:], *OUT, code=2).output == (
-        "onnxgrad: the file 'none.onnx' does not exist, expected an ONNX model\n"
+        "onnxgrad: train: the file 'none.onnx' does not exist, expected an ONNX model\n"
     )
     (folder / "taken").mkdir()
     assert run(*BASE, "-o", "taken", code=2).output == (
@@ -255,7 +255,9 @@ def test_classes_to_leave_out_and_a_device_that_is_not_there(folder):
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         refused = run(*given, "--device", "cuda", code=2).output
-        assert refused.startswith("onnxgrad: device is 'cuda', but") and refused.endswith(": use the device 'cpu'\n")
+        assert refused.startswith("onnxgrad: Trainer: device is 'cuda', but") and refused.endswith(
+            ": use the device 'cpu'\n"
+        )
 
 
 def test_texts_with_colons_in_names_and_every_kind():

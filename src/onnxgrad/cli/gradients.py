@@ -50,10 +50,10 @@ def grad(model: Path, output: Path, of: Sequence[str], wrt: Sequence[str], param
     from onnxgrad.passes.prepare import prepare
 
     expect_place(output)
-    loaded = load(model, "gradient")
+    loaded = load(model, "grad")
     was = sum(1 for _ in loaded.graph.all_nodes())
     with Console(stderr=True).status("differentiating"):
-        draft = prepare(loaded, "gradient")
+        draft = prepare(loaded, "grad")
         made = add_gradient(draft, list(wrt) or None, list(of) or None, parameters_as_inputs=parameters_as_inputs)
         result = draft.run(FINISH).model
     with Console(stderr=True).status("writing"):
@@ -109,7 +109,7 @@ def check(
     from onnxgrad.cli.random_feeds import random_feeds
     from onnxgrad.graph.files import load
 
-    loaded = load(model, "check_gradient")
+    loaded = load(model, "check")
     if feeds is None:
         given = random_feeds(loaded, dims)
     elif dims:

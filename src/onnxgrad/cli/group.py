@@ -9,6 +9,7 @@ import click
 
 from onnxgrad.cli.launch import end_all
 
+SENTENCES = (ValueError, TypeError, NotImplementedError, OSError, ImportError, RuntimeError)  # those that we raise
 INTERRUPTED = 130  # what shells say of a program that Ctrl-C has ended
 
 
@@ -66,15 +67,10 @@ def command(function: Callable[..., None]) -> click.Command:
 
 
 def sentence(error: Exception) -> str:
-    """An error in the words of the command line."""
+    """An error as one line; types of errors that are not ours come with their name."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}"
     text = " ".join(str(error).split())
-    ours = text.startswith(("Trainer: ", "fit: ")) or type(error).__name__ == "RankError"
-    if not ours and not isinstance(error, (ValueError, TypeError, NotImplementedError, OSError)):
-        text = f"{type(error).__name__}: {text} (--debug shows where)"
-    for name in ("gradient", "check_gradient", "Trainer", "fit"):
-        text = text.removeprefix(f"{name}: ")
-    for name, written in {"`of`": "--of", "`wrt`": "--wrt", "device='cpu'": "--device cpu"}.items():
-        text = text.replace(name, written)
-    return text
+    if isinstance(error, SENTENCES):
+        return text
+    return f"{type(error).__name__}: {text} (--debug shows where)"

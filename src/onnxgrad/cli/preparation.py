@@ -92,7 +92,7 @@ class Prepared:
 
 def prepare(options: Options, communicator: Any = None) -> Prepared:
     """Reads and checks everything, and makes the trainer."""
-    graph = load(options.model, "Trainer").graph
+    graph = load(options.model, "train").graph
     outputs = [str(v.name) for v in graph.outputs]
     loss = specs.loss(options.loss, outputs)
     targets = [] if isinstance(loss, str) else [part.target for part in loss.parts]

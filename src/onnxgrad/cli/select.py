@@ -18,7 +18,7 @@ def trainable_parameters(
     """The names that `trainable` (all, if empty) has and `freeze` has not; None stands for all."""
     if not trainable and not freeze:
         return None
-    graph = prepare(load(model, "Trainer"), "Trainer").graph
+    graph = prepare(load(model, "train"), "train").graph
     names = {loss} if isinstance(loss, str) else {part.prediction for part in loss.parts}
     nodes = list(graph)
     reached = influences(nodes, {v for v in graph.outputs if v.name in names})

@@ -232,7 +232,9 @@ def test_the_command_line_under_mpiexec(tmp_path):
     assert len(losses[0]) == len(losses[1]) and close(*losses)
     refused = command(2, tmp_path, "-o", "no/folder.onnx")
     assert refused.returncode == 2
-    assert refused.stderr.splitlines()[0] == "onnxgrad: rank 0: 'no' is no folder to write 'folder.onnx' into"
+    assert (
+        refused.stderr.splitlines()[0] == "onnxgrad: rank 0: the folder 'no' to write 'folder.onnx' into does not exist"
+    )
     alone = command(1, tmp_path, "-o", "x.onnx", "--shard-optimizer")
     assert alone.stderr == "onnxgrad: --shard-optimizer is for several processes: start them by mpiexec\n"
 
