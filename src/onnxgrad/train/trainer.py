@@ -1,4 +1,4 @@
-"""Trainer: an ONNX model, a loss and an optimizer, put to work by stock onnxruntime."""
+"""Trainer: trains an ONNX model with a loss and an optimizer, in stock onnxruntime."""
 
 import functools
 import math
@@ -44,9 +44,9 @@ class Trainer:
     batches, and do what one process alone would do. With `shard_optimizer` each keeps and updates its shard of the
     optimizer's state. Every method is called by all of them, and only the first process writes and prints.
 
-    `parameters`, `gradients` and `statistics` (running means and variances) are the arrays at work, by name: NumPy's on
-    the CPU, torch's on a GPU. `gradient_norm` is the norm of the last update's gradient, before clipping. Weights of
-    half types are trained in float32, and exported in their own type again.
+    `parameters`, `gradients` and `statistics` (running means and variances) are the trainer's own arrays, by name:
+    NumPy's on the CPU, torch's on a GPU. `gradient_norm` is the norm of the last update's gradient, before clipping.
+    Weights of half types are trained in float32, and exported in their own type again.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class Trainer:
         return self._state.steps
 
     def step(self, batch: Mapping[str, Any]) -> float:
-        """Runs a batch and, if enough have come together, updates the parameters; the loss before the update."""
+        """Runs a batch and, after `accumulate` of them, updates the parameters; returns the loss before the update."""
         with self.ranks.together(), self._device.at_work():
             if self._step.drops:
                 seeds = np.random.SeedSequence([self.seed, self._batches])
@@ -184,7 +184,7 @@ class Trainer:
         try:
             local = self._slicer.slice_batch(batch, session.dims)
             arrays = session.checked(local)
-        except Exception as problem:  # all ranks raise it, once all have told
+        except Exception as problem:  # all ranks raise it, once all know of it
             error = problem
         self._slicer.agree(local, arrays, error)
         try:
@@ -196,7 +196,7 @@ class Trainer:
         return self.ranks.sum_losses(float(self._loss), error)
 
     def expect_no_drift(self) -> None:
-        """Raises one sentence that names the first parameter which differs between processes; done now and then."""
+        """Raises one sentence that names the first parameter that differs between processes, if any."""
         if self._collectives is not None:
             self._collectives.expect_no_drift({**self.parameters, **self.statistics}, self.steps)
 
@@ -232,17 +232,17 @@ class Trainer:
         mine = next((k for k, (_, g) in enumerate(arrays) if not np.isfinite(g).all()), len(self.gradients))
         first = min(self.ranks.all_gather(mine))
         bad = next(islice(self.gradients, first, None), None)
-        told = f": the gradient of {bad!r} is not finite" if bad is not None else ""
-        text = f"step {self.steps + 1}: {why}{told}; the parameters are those before the step"
+        cause = f": the gradient of {bad!r} is not finite" if bad is not None else ""
+        text = f"step {self.steps + 1}: {why}{cause}; the parameters are those before the step"
         raise on_every_rank(TrainingStoppedError(text))
 
     def evaluate(
         self, batches: Iterable[Mapping[str, Any]], metrics: Mapping[str, Metric] | None = None
     ) -> dict[str, float]:
-        """The mean loss over batches, in inference mode, under "loss", and the means of metrics, under their names.
+        """The mean loss over batches, in inference mode, as "loss", and the means of metrics, under their names.
 
         A metric is one of onnxgrad.metrics or a function of the model's outputs and the batch, both dicts of arrays.
-        Batches count by their numbers of examples.
+        Batches are weighted by their numbers of examples.
         """
         return self._evaluation(batches, metrics or {})
 
@@ -258,21 +258,21 @@ class Trainer:
         save_every: int | None = None,
         log: Log | None = None,
     ) -> list[Record]:
-        """Goes through the batches `epochs` times, with a progress bar unless `quiet`; a record for each epoch.
+        """Trains for `epochs` epochs, with a progress bar unless `quiet`; returns a record for each epoch.
 
-        `batches` is anything that gives dicts of arrays, by the names of the inputs, whenever it is gone through. After
-        every epoch `validation` is evaluated, with `metrics`, as evaluate() does.
+        `batches` is anything that yields dicts of arrays, by the names of the inputs, once per epoch. After every epoch
+        `validation` is evaluated, with `metrics`, as evaluate() does.
 
         `checkpoint` is written after every epoch, and after every `save_every` updates. Ctrl-C and SIGTERM end training
-        when the step at hand is done: the state is saved, in `checkpoint` or in onnxgrad-stopped.safetensors, and the
-        KeyboardInterrupt says where. So is the last good state when the loss is not finite. A trainer with the
-        state of such a file goes on where that fit() was, with the next batch of the epoch. `log` is called with
-        a dict for every update (event "step", epoch, step, loss, lr, gradient_norm, seconds) and for every epoch (event
-        "epoch", epoch, step, loss, seconds, validation).
+        when the current step is done: the state is saved, in `checkpoint` or in onnxgrad-stopped.safetensors, and the
+        KeyboardInterrupt says where. So is the last good state when the loss is not finite. A trainer that restores
+        such a file continues with the next batch of the epoch. `log` is called with a dict for every update (event
+        "step", epoch, step, loss, lr, gradient_norm, seconds) and for every epoch (event "epoch", epoch, step, loss,
+        seconds, validation).
         """
         where = None if checkpoint is None else Path(checkpoint)
-        told = log if self.ranks.is_first or getattr(log, "on_every_rank", False) else None
-        options = FitOptions(batches, epochs, validation, metrics, where, save_every, told)
+        log = log if self.ranks.is_first or getattr(log, "on_every_rank", False) else None
+        options = FitOptions(batches, epochs, validation, metrics, where, save_every, log)
         self.ranks.on_first(options.expect_place)
         self._position = self._position or Position()
         try:
@@ -282,9 +282,9 @@ class Trainer:
             self._position = None
 
     def save(self, path: str | Path) -> None:
-        """Writes weights, statistics, the optimizer's state and where training is, as one safetensors file.
+        """Writes weights, statistics, the optimizer's state and the position of fit(), as one safetensors file.
 
-        The file at `path` is replaced in one go, when all of the new one is on the disk.
+        The file at `path` is replaced at once, when all of the new one is on the disk.
         """
         facts = {
             "steps": self._state.steps, "batches": self._batches, "seed": self.seed, "waiting": self._waiting,
@@ -298,9 +298,9 @@ class Trainer:
         return {n: a if isinstance(a, np.ndarray) else self._device.to_numpy(a) for n, a in arrays.items()}
 
     def restore(self, path: str | Path) -> None:
-        """Goes on where the trainer was that saved the file: the same numbers follow as if it had not stopped.
+        """Restores the state of a file: training continues with the same numbers as if it had not stopped.
 
-        How many processes there were then does not matter.
+        The number of processes may differ from that of the run that saved it.
         """
         with self.ranks.together():
             slots = self._state.slots
@@ -358,9 +358,9 @@ class Trainer:
         return trainer
 
     def export(self, path: str | Path) -> None:
-        """Writes the model as it came, in inference mode, with the trained weights.
+        """Writes the original model, in inference mode, with the trained weights.
 
-        Weights that came in files of their own, or that are too many for one file, go into one beside it.
+        Weights that came in files of their own, or that are too large for the model's file, go into a file beside it.
         """
         with self.ranks.together():
             self.ranks.on_first(lambda: self._export(Path(path)))
