@@ -10,7 +10,7 @@ from tests.runtime.nodes import ELEMENT_TYPES, feeds_of, model_of
 from tests.runtime.sessions import bits_of, check_session, run_in, session_of
 
 from onnxgrad import slice_grad
-from onnxgrad.runtime import compute, plan
+from onnxgrad.runtime import plan
 from onnxgrad.runtime.custom_op import FOUR_BIT_TYPES
 from onnxgrad.tensor_types import DTYPES
 
@@ -74,7 +74,7 @@ def test_no_memory_to_work_in_is_an_error(monkeypatch):
 
     def huge(node, key):
         result = made(node, key)
-        result.words[compute.WORKSPACE] = 2**60
+        result.memory["workspace"] = 2**60
         return result
 
     monkeypatch.setattr(plan, "make_plan", huge)

@@ -23,7 +23,7 @@ from onnxgrad.ops.softmax_cross_entropy_loss import (
     softmax_cross_entropy_loss_grad,
     softmax_cross_entropy_loss_internal,
 )
-from onnxgrad.runtime import compute, plan
+from onnxgrad.runtime import plan
 from onnxgrad.runtime.custom_op import FOUR_BIT_TYPES
 
 pytestmark = needs_provider
@@ -100,7 +100,7 @@ def test_no_memory_to_work_in_is_an_error(monkeypatch):
 
     def huge(node, key):
         result = made(node, key)
-        result.words[compute.WORKSPACE] = 2**60
+        result.memory["workspace"] = 2**60
         return result
 
     monkeypatch.setattr(plan, "make_plan", huge)

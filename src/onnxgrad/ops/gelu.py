@@ -1,4 +1,9 @@
-"""The gradients of the Gelu family: GeluGrad, FastGeluGrad and QuickGeluGrad, and those of Gelus that add a bias."""
+"""The gradients of the Gelu family: GeluGrad, FastGeluGrad and QuickGeluGrad, and those of Gelus that add a bias.
+
+Unlike those of activation.py, these are no formulas that all backends share. What is exact and fast differs: here erfc
+in float64; on the CPU a polynomial that fits vector registers; on a GPU its own erf; in ONNX functions Erf, which
+runtimes lack for float64, where the polynomial stands in.
+"""
 
 import math
 from collections.abc import Callable

@@ -1,8 +1,8 @@
 """A node's run in native code: no Python, no lock, no copies, as long as its inputs have shapes seen before.
 
-onnxruntime calls `compute` with a kernel and a context. A kernel is a few words of memory: what it is, and the plans
-made for it so far. A plan says, for inputs of certain shapes, which native calls to make. Where none fits, Python is
-asked for one; where a call finds bad values, Python is asked for the sentence.
+onnxruntime calls `compute` with a kernel and a context. A kernel knows the plans made for it so far. A plan says, for
+inputs of certain shapes, which native calls to make. Where none fits, Python is asked for one; where a call finds bad
+values, Python is asked for the sentence. layout.py says what these look like in memory.
 """
 
 from typing import Any
@@ -15,17 +15,11 @@ from numba.core import cgutils
 from onnxgrad.cpu.core.c_calls import INT64, invoke, keep
 from onnxgrad.cpu.core.jit import c_function, inlined, int64, machine_code, native
 from onnxgrad.runtime.api import SLOTS
+from onnxgrad.runtime.layout import ANSWER, CALL, COPY, KERNEL, MOST_VALUES, OUTPUT, PATCH, PLAN, SCHEDULER
 
-# A kernel, word by word; then one word for each input: the size of its elements if it is read on the host, else 0.
-DROPPED, API, NUMBER, PLAN, PREPARE, EXPLAIN, INPUTS, OUTPUTS, POST, THREADS, HOST = range(11)
-# A plan.
-NEXT, KEY_LENGTH, KEY, OUTPUT_TABLE, COPIES, COPY_TABLE, CALLS, CALL_TABLE, WORKSPACE, PLAN_WORDS = range(10)
-# Its tables, row by row: [wanted, rank, dims] of outputs, [output, source, bytes] of copies, of calls [function, words,
-# count, patches, count, shares], and of patches [word, where from, offset]: an input, an output or working memory.
-OUTPUT_ROW, COPY_ROW, CALL_ROW, PATCH_ROW = 3, 3, 6, 3
+# Sources of a patch: inputs by their numbers, then outputs by theirs, then working memory.
 FROM_INPUT, FROM_OUTPUT, FROM_WORKSPACE = 0, 1 << 16, 1 << 17
 ABSENT = -1  # in a key, in place of an input's rank
-MOST_VALUES = 64  # inputs or outputs of a node
 KEY_ROOM = 1024  # words; a node whose shapes take more is refused
 
 GET_INPUT, GET_OUTPUT = SLOTS["KernelContext_GetInput"], SLOTS["KernelContext_GetOutput"]
@@ -41,6 +35,17 @@ def words_at(typing_context: Any, address: Any) -> Any:
         return builder.inttoptr(values[0], context.get_value_type(signature.return_type))
 
     return types.CPointer(types.int64)(types.int64), generate
+
+
+@machine_code
+def structure_at(typing_context: Any, address: Any, layout: Any, index: Any) -> Any:
+    """The structure at an address, or the one of that index in the array there."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
+        place = builder.add(values[0], builder.mul(values[2], INT64(layout.dtype.size)))
+        return builder.inttoptr(place, context.get_value_type(signature.return_type))
+
+    return layout.dtype(types.int64, layout, types.int64), generate
 
 
 @machine_code
@@ -84,10 +89,10 @@ def stack_words(typing_context: Any, count: Any) -> Any:
 @inlined
 def _read_inputs(kernel: Any, context: int, key: Any, data: Any, out: int) -> int:
     """Fills the key and the inputs' addresses; the key's length, or -1 if it does not fit."""
-    api = words_at(kernel[API])
+    api = words_at(kernel.api)
     word = words_at(out)
     length = int64(0)
-    for i in range(kernel[INPUTS]):
+    for i in range(kernel.inputs):
         invoke(api[GET_INPUT], (context, int64(i), out))
         value = word[0]
         data[i] = 0
@@ -110,10 +115,10 @@ def _read_inputs(kernel: Any, context: int, key: Any, data: Any, out: int) -> in
         length += 1 + rank
         invoke(api[GET_DATA], (value, out))
         data[i] = word[0]
-        if kernel[HOST + i] > 0:
+        if kernel.host[i] > 0:
             if size > KEY_ROOM - length - 66:
                 return int64(-1)
-            if kernel[HOST + i] == 4:
+            if kernel.host[i] == 4:
                 for j in range(size):
                     key[length + j] = int32_at(data[i] + 4 * j)
             else:
@@ -126,11 +131,11 @@ def _read_inputs(kernel: Any, context: int, key: Any, data: Any, out: int) -> in
 
 @inlined
 def _find_plan(kernel: Any, key: Any, length: int) -> int:
-    address = kernel[PLAN]
+    address = kernel.plan
     while address != 0:
-        plan = words_at(address)
-        if plan[KEY_LENGTH] == length:
-            known = words_at(plan[KEY])
+        plan = structure_at(address, PLAN, 0)
+        if plan.key_length == length:
+            known = words_at(plan.key)
             same = True
             for i in range(length):
                 if known[i] != key[i]:
@@ -138,21 +143,21 @@ def _find_plan(kernel: Any, key: Any, length: int) -> int:
                     break
             if same:
                 return address
-        address = plan[NEXT]
+        address = plan.next
     return int64(0)
 
 
 @inlined
 def _make_outputs(kernel: Any, plan: Any, context: int, results: Any, out: int) -> int:
     """Asks onnxruntime for the outputs; a status if it has none to give."""
-    api = words_at(kernel[API])
+    api = words_at(kernel.api)
     word = words_at(out)
-    table = words_at(plan[OUTPUT_TABLE])
-    for o in range(kernel[OUTPUTS]):
+    for o in range(kernel.outputs):
         results[o] = 0
-        if table[o * OUTPUT_ROW] == 0:
+        output = structure_at(plan.outputs, OUTPUT, o)
+        if output.wanted == 0:
             continue
-        status = invoke(api[GET_OUTPUT], (context, int64(o), table[o * OUTPUT_ROW + 2], table[o * OUTPUT_ROW + 1], out))
+        status = invoke(api[GET_OUTPUT], (context, int64(o), output.dims, output.rank, out))
         if status != 0:
             return status
         if word[0] != 0:
@@ -164,38 +169,35 @@ def _make_outputs(kernel: Any, plan: Any, context: int, results: Any, out: int) 
 @native
 def _make_calls(kernel: Any, plan: Any, context: int, data: Any, results: Any) -> int:
     """Runs a plan; what the first call that found something wrong returned, or -1."""
-    copies = words_at(plan[COPY_TABLE])
-    for c in range(plan[COPIES]):
-        copy_bytes(results[copies[c * COPY_ROW]], copies[c * COPY_ROW + 1], copies[c * COPY_ROW + 2])
-    if plan[CALLS] == 0:
+    for c in range(plan.copy_count):
+        copy = structure_at(plan.copies, COPY, c)
+        copy_bytes(results[copy.output], copy.source, copy.bytes)
+    if plan.call_count == 0:
         return int64(-1)
-    api = words_at(kernel[API])
-    room = np.empty(plan[WORKSPACE] + 64, np.uint8)
+    api = words_at(kernel.api)
+    room = np.empty(plan.workspace + 64, np.uint8)
     workspace = (room.ctypes.data + 63) // 64 * 64
-    scheduler = np.empty(4, np.int64)
-    scheduler[0], scheduler[1] = kernel[POST], api[PARALLEL_FOR]
-    scheduler[2], scheduler[3] = context, kernel[THREADS]
-    calls = words_at(plan[CALL_TABLE])
+    scheduler = np.empty(1, SCHEDULER)
+    scheduler[0].post, scheduler[0].parallel_for = kernel.post, api[PARALLEL_FOR]
+    scheduler[0].context, scheduler[0].threads = context, kernel.threads
     found = int64(-1)
-    for c in range(plan[CALLS]):
-        row = c * CALL_ROW
-        count = calls[row + 2]
-        template = words_at(calls[row + 1])
-        words = np.empty(count + 1, np.int64)
-        for i in range(count):
+    for c in range(plan.call_count):
+        call = structure_at(plan.calls, CALL, c)
+        template = words_at(call.words)
+        words = np.empty(call.word_count + 1, np.int64)
+        for i in range(call.word_count):
             words[i] = template[i]
-        patches = words_at(calls[row + 3])
-        for p in range(calls[row + 4]):
-            source, offset = patches[p * PATCH_ROW + 1], patches[p * PATCH_ROW + 2]
-            if source >= FROM_WORKSPACE:
+        for p in range(call.patch_count):
+            patch = structure_at(call.patches, PATCH, p)
+            if patch.source >= FROM_WORKSPACE:
                 address = workspace
-            elif source >= FROM_OUTPUT:
-                address = results[source - FROM_OUTPUT]
+            elif patch.source >= FROM_OUTPUT:
+                address = results[patch.source - FROM_OUTPUT]
             else:
-                address = data[source]
-            words[patches[p * PATCH_ROW]] = address + offset
-        words[count] = scheduler.ctypes.data if calls[row + 5] != 0 else 0
-        found = invoke(calls[row], (words.ctypes.data,))
+                address = data[patch.source]
+            words[patch.word] = address + patch.offset
+        words[call.word_count] = scheduler.ctypes.data if call.shares != 0 else 0
+        found = invoke(call.function, (words.ctypes.data,))
         keep(words)
         if found >= 0:
             break
@@ -206,20 +208,20 @@ def _make_calls(kernel: Any, plan: Any, context: int, data: Any, results: Any) -
 
 def _compute(kernel_address: int, context: int) -> int:
     """KernelComputeV2: 0, or a status of onnxruntime's."""
-    kernel = words_at(kernel_address)
-    key_address, data_address, answer_address = stack_words(KEY_ROOM), stack_words(MOST_VALUES), stack_words(3)
+    kernel = structure_at(kernel_address, KERNEL, 0)
+    key_address, data_address, answer_address = stack_words(KEY_ROOM), stack_words(MOST_VALUES), stack_words(2)
     results_address, out = stack_words(MOST_VALUES), stack_words(3)
-    key, data = words_at(key_address), words_at(data_address)
-    results, answer = words_at(results_address), words_at(answer_address)
+    key, data, results = words_at(key_address), words_at(data_address), words_at(results_address)
+    answer = structure_at(answer_address, ANSWER, 0)
     length = _read_inputs(kernel, context, key, data, out)
     address = _find_plan(kernel, key, length) if length >= 0 else int64(0)
     if address == 0:
-        answer[0], answer[1] = 0, 0
-        invoke(kernel[PREPARE], (kernel[NUMBER], context, key_address, length, data_address, answer_address))
-        if answer[0] == 0:
-            return answer[1]
-        address = answer[0]
-    plan = words_at(address)
+        answer.plan, answer.status = 0, 0
+        invoke(kernel.prepare, (kernel.number, context, key_address, length, data_address, answer_address))
+        if answer.plan == 0:
+            return answer.status
+        address = answer.plan
+    plan = structure_at(address, PLAN, 0)
     status = _make_outputs(kernel, plan, context, results, out)
     if status != 0:
         return status
@@ -228,9 +230,9 @@ def _compute(kernel_address: int, context: int) -> int:
     except Exception:  # no memory to work in; a C function that raises would return 0, for success
         found = int64(0)
     if found >= 0:
-        answer[0], answer[1] = 0, 0
-        invoke(kernel[EXPLAIN], (kernel[NUMBER], context, key_address, length, data_address, answer_address))
-        return answer[1]
+        answer.plan, answer.status = 0, 0
+        invoke(kernel.explain, (kernel.number, context, key_address, length, data_address, answer_address))
+        return answer.status
     return int64(0)
 
 
@@ -242,12 +244,12 @@ def _help(pair_address: int, number: int) -> None:
 
 def _post(scheduler_address: int, task_loop: int, work: int, count: int) -> None:
     """The scheduler that spreads tasks over the session's own threads."""
-    scheduler = words_at(scheduler_address)
+    scheduler = structure_at(scheduler_address, SCHEDULER, 0)
     pair = np.empty(3, np.int64)
     pair[0], pair[1] = task_loop, work
-    helpers = min(count, scheduler[3] & 0xFFFF)
-    helper_address = scheduler[3] >> 16
-    invoke(scheduler[1], (scheduler[2], helper_address, helpers, int64(0), pair.ctypes.data))
+    helpers = min(count, scheduler.threads & 0xFFFF)
+    helper_address = scheduler.threads >> 16
+    invoke(scheduler.parallel_for, (scheduler.context, helper_address, helpers, int64(0), pair.ctypes.data))
     keep(pair)
 
 

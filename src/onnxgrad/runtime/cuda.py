@@ -12,7 +12,7 @@ import numpy as np
 from onnxgrad import arguments
 from onnxgrad.runtime import kernels
 from onnxgrad.runtime.api import Api
-from onnxgrad.runtime.compute import NUMBER
+from onnxgrad.runtime.layout import KERNEL, offset_of
 from onnxgrad.schema import Known
 from onnxgrad.tensor_types import Array
 
@@ -24,6 +24,7 @@ FUNCTIONS = (
     "GetTensorMutableData", "KernelContext_GetGPUComputeStream",
 )  # fmt: skip
 _word = ctypes.c_int64
+NUMBER = offset_of(KERNEL, "number")
 
 
 class _Call:
@@ -93,8 +94,7 @@ _pools: "weakref.WeakValueDictionary[int, _Pool]" = weakref.WeakValueDictionary(
 @ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 def compute_on_cuda(kernel_address: int, context: int) -> int | None:
     """KernelComputeV2 for the CUDA provider."""
-    number = _word.from_address(kernel_address + 8 * NUMBER).value
-    kernel = kernels.find(number)
+    kernel = kernels.find(_word.from_address(kernel_address + NUMBER).value)
     return kernels.guarded(lambda: _run(kernel, context), kernel.api, kernel.node.name) or None
 
 

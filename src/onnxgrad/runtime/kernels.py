@@ -26,11 +26,11 @@ class Node(NamedTuple):
 
 @dataclass
 class Kernel:
-    """`words` is the memory whose address onnxruntime has; its first word tells that the session is gone."""
+    """`memory` is a layout.KERNEL, whose address onnxruntime has."""
 
     node: Node
     api: Api
-    words: Array
+    memory: Array
     plans: list[Any] = field(default_factory=list)
     # Plans past the limit are used once. The last ones stay for the runs that have just been handed them.
     passing_plans: deque[Any] = field(default_factory=lambda: deque(maxlen=256))
@@ -60,11 +60,11 @@ def add(kernel: Kernel) -> int:
     global _most
     with lock:
         if len(_kernels) >= _most:
-            for gone in [n for n, k in _kernels.items() if k.words[0]]:
-                _let_go(_kernels.pop(gone).words)
+            for gone in [n for n, k in _kernels.items() if k.memory["dropped"]]:
+                _let_go(_kernels.pop(gone).memory)
             _most = max(FEW, 2 * len(_kernels))
         number = next(_numbers)
-        outlive_python(kernel.words)
+        outlive_python(kernel.memory)
         _kernels[number] = kernel
     return number
 

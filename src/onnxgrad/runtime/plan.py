@@ -9,22 +9,9 @@ from onnxgrad import arguments
 from onnxgrad.cpu.core.memory import FRESH
 from onnxgrad.cpu.core.recording import FIRST_WORKSPACE, record, region_of, without_memory
 from onnxgrad.cpu.core.threads import WORTH_SHARING
-from onnxgrad.runtime.compute import (
-    ABSENT,
-    CALL_TABLE,
-    CALLS,
-    COPIES,
-    COPY_TABLE,
-    FROM_INPUT,
-    FROM_OUTPUT,
-    FROM_WORKSPACE,
-    KEY,
-    KEY_LENGTH,
-    OUTPUT_TABLE,
-    PLAN_WORDS,
-    WORKSPACE,
-)
+from onnxgrad.runtime.compute import ABSENT, FROM_INPUT, FROM_OUTPUT, FROM_WORKSPACE
 from onnxgrad.runtime.kernels import Node
+from onnxgrad.runtime.layout import CALL, COPY, OUTPUT, PATCH, PLAN
 from onnxgrad.runtime.native_call import prepare
 from onnxgrad.runtime.packed import is_packed, pack, unpacked
 from onnxgrad.schema import Known
@@ -37,26 +24,19 @@ class Plan:
     """The memory of a plan; it lives as long as this object."""
 
     def __init__(self, key: Sequence[int]) -> None:
-        self.words = np.zeros(PLAN_WORDS, np.int64)
+        self.memory = np.zeros((), PLAN)
         self._kept: list[Array] = []
-        self.words[KEY_LENGTH], self.words[KEY] = len(key), self._keep(np.array(key, np.int64))
+        self.memory["key_length"], self.memory["key"] = len(key), self.keep(np.array(key, np.int64))
 
     @property
     def address(self) -> int:
-        return int(self.words.ctypes.data)
+        return int(self.memory.ctypes.data)
 
-    def _keep(self, array: Array) -> int:
+    def keep(self, array: Array) -> int:
+        """An array that lives as long as the plan; its address."""
         array = np.ascontiguousarray(array)
         self._kept.append(array)
         return int(array.ctypes.data)
-
-    def table(self, rows: list[list[int]]) -> int:
-        """Rows of words; their address."""
-        return self._keep(np.array(rows or [[0]], np.int64))
-
-    def array(self, array: Array) -> int:
-        """An array that the plan keeps; its address."""
-        return self._keep(array)
 
 
 def read_key(node: Node, key: Sequence[int]) -> tuple[list[tuple[int, ...] | None], list[Array | None]]:
@@ -127,34 +107,35 @@ def _plan_of_calls(node: Node, plan: Plan, shapes: list[tuple[int, ...] | None],
         for result, output, wanted in zip(results, outputs, node.wanted, strict=True):
             if result is not None and output is not None and wanted and is_packed(output.dtype):
                 pack(result, output)
-    plan.words[OUTPUT_TABLE] = plan.table(
-        [
-            [int(w), len(s), plan.array(np.array([*s, 0], np.int64))]
-            for w, s in zip(node.wanted, out_shapes, strict=True)
-        ]
-    )
+    _set_outputs(plan, node, out_shapes)
     starts, total = [], 0
     for size in recording.workspaces:
         starts.append(total)
         total += -(-size // ALIGNMENT) * ALIGNMENT
-    plan.words[WORKSPACE] = total
+    plan.memory["workspace"] = total
     calls = []
     for call in recording.calls:
         function, words = prepare(call)
         template: list[int] = []
-        patches: list[list[int]] = []
+        patches: list[tuple[int, int, int]] = []
         for word in words:
             source = _source(word, first, starts) if isinstance(word, np.ndarray) else None
             if source is not None:
-                patches.append([len(template), *source])
+                patches.append((len(template), *source))
                 template.append(0)
             else:
-                template.append(plan.array(word) if isinstance(word, np.ndarray) else int(word))
+                template.append(plan.keep(word) if isinstance(word, np.ndarray) else int(word))
         shares = int(call.bytes_touched >= WORTH_SHARING)
-        calls.append([function, plan.table([template]), len(template), plan.table(patches), len(patches), shares])
-    plan.words[CALLS], plan.words[CALL_TABLE] = len(calls), plan.table(calls)
-    plan.words[COPY_TABLE] = plan.table([])
+        addresses = plan.keep(np.array(template, np.int64)), plan.keep(np.array(patches, PATCH))
+        calls.append((function, addresses[0], len(template), addresses[1], len(patches), shares))
+    plan.memory["calls"], plan.memory["call_count"] = plan.keep(np.array(calls, CALL)), len(calls)
     return plan
+
+
+def _set_outputs(plan: Plan, node: Node, shapes: Sequence[Sequence[int]]) -> None:
+    dims = [plan.keep(np.array(shape, np.int64)) for shape in shapes]
+    rows = [(wanted, len(shape), at) for wanted, shape, at in zip(node.wanted, shapes, dims, strict=True)]
+    plan.memory["outputs"] = plan.keep(np.array(rows, OUTPUT))
 
 
 def _source(array: Array, first: int, starts: list[int]) -> tuple[int, int] | None:
@@ -172,13 +153,7 @@ def _plan_of_numbers(node: Node, plan: Plan, contents: list[Array | None]) -> Pl
     """Inputs that are all on the host are part of the key, so the results can be part of the plan."""
     results: Any = node.op(*contents, **node.attributes)
     results = results if isinstance(results, tuple) else (results,)
-    plan.words[OUTPUT_TABLE] = plan.table(
-        [
-            [int(w), r.ndim, plan.array(np.array([*r.shape, 0], np.int64))]
-            for w, r in zip(node.wanted, results, strict=True)
-        ]
-    )
-    copies = [[o, plan.array(r), r.nbytes] for o, r in enumerate(results) if node.wanted[o] and r.size]
-    plan.words[COPIES], plan.words[COPY_TABLE] = len(copies), plan.table(copies)
-    plan.words[CALL_TABLE] = plan.table([])
+    _set_outputs(plan, node, [r.shape for r in results])
+    copies = [(o, plan.keep(r), r.nbytes) for o, r in enumerate(results) if node.wanted[o] and r.size]
+    plan.memory["copies"], plan.memory["copy_count"] = plan.keep(np.array(copies, COPY)), len(copies)
     return plan

@@ -12,6 +12,7 @@ from onnxgrad.runtime import api as ort
 from onnxgrad.runtime import kernels
 from onnxgrad.runtime.api import Api
 from onnxgrad.runtime.custom_op import CREATE, describe, overload_at, overloads_of
+from onnxgrad.runtime.layout import ANSWER, KERNEL, structure_at
 from onnxgrad.schema import Attribute
 from onnxgrad.tensor_types import Array
 
@@ -127,17 +128,15 @@ def _create(op_address: int, api_address: int, info: int, out: Any) -> int | Non
             k < count.value and bool(api.text("KernelInfo_GetOutputName", info, k)) for k in range(len(op.outputs))
         )
         node = kernels.Node(op, name, overload.dtypes(), attributes, wanted)
-        words = np.zeros(compute.HOST + 64, np.int64)
-        words[compute.API] = api_address
-        words[compute.PREPARE] = _address_of(_prepare)
-        words[compute.EXPLAIN] = _address_of(_explain)
-        words[compute.INPUTS], words[compute.OUTPUTS] = len(op.inputs), len(op.outputs)
-        words[compute.POST] = compute.compiled_post.address
-        words[compute.THREADS] = compute.threads_word(get_num_threads())
+        memory = np.zeros((), KERNEL)
+        memory["api"], memory["inputs"], memory["outputs"] = api_address, len(op.inputs), len(op.outputs)
+        memory["prepare"], memory["explain"] = _address_of(_prepare), _address_of(_explain)
+        memory["post"] = compute.compiled_post.address
+        memory["threads"] = compute.threads_word(get_num_threads())
         for k, entry in enumerate(op.inputs):
-            words[compute.HOST + k] = node.dtypes[k].itemsize if entry.constraint.on_host else 0
-        words[compute.NUMBER] = kernels.add(kernels.Kernel(node, api, words))
-        out[0] = int(words.ctypes.data)
+            memory["host"][k] = node.dtypes[k].itemsize if entry.constraint.on_host else 0
+        memory["number"] = kernels.add(kernels.Kernel(node, api, memory))
+        out[0] = int(memory.ctypes.data)
 
     return kernels.guarded(make, api, name) or None
 
@@ -192,7 +191,7 @@ def _prepare(number: int, context: int, key: int, length: int, data: int, answer
     from onnxgrad.runtime import compute
     from onnxgrad.runtime.plan import make_plan
 
-    kernel, words = kernels.find(number), (ctypes.c_int64 * 2).from_address(answer)
+    kernel, answers = kernels.find(number), structure_at(answer, ANSWER)
 
     def make() -> None:
         if length < 0:
@@ -201,13 +200,13 @@ def _prepare(number: int, context: int, key: int, length: int, data: int, answer
         with kernels.lock:
             if len(kernel.plans) < MOST_PLANS:
                 kernel.plans.append(plan)
-                plan.words[compute.NEXT] = kernel.words[compute.PLAN]
-                kernel.words[compute.PLAN] = plan.address
+                plan.memory["next"] = kernel.memory["plan"]
+                kernel.memory["plan"] = plan.address
             else:
                 kernel.passing_plans.append(plan)
-        words[0] = plan.address
+        answers["plan"] = plan.address
 
-    words[1] = kernels.guarded(make, kernel.api, kernel.node.name)
+    answers["status"] = kernels.guarded(make, kernel.api, kernel.node.name)
 
 
 @ASK
@@ -215,7 +214,7 @@ def _explain(number: int, context: int, key: int, length: int, data: int, answer
     """Runs a node again that found bad values, in Python, for the sentence."""
     from onnxgrad.runtime.plan import read_key
 
-    kernel, words = kernels.find(number), (ctypes.c_int64 * 2).from_address(answer)
+    kernel, answers = kernels.find(number), structure_at(answer, ANSWER)
     node = kernel.node
 
     def run() -> None:
@@ -230,7 +229,7 @@ def _explain(number: int, context: int, key: int, length: int, data: int, answer
         node.op(*inputs, **node.attributes)
         raise MemoryError(f"{node.op.name}: there was not enough memory to run it")
 
-    words[1] = kernels.guarded(run, kernel.api, node.name)
+    answers["status"] = kernels.guarded(run, kernel.api, node.name)
 
 
 def _array_at(address: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
