@@ -69,8 +69,8 @@ def operators_page() -> str:
 RULES_HEAD = """# Rules
 
 Generated from src/onnxgrad/rules by `make docs`. Gradients pass through the operators of the first tables to the inputs
-named. An input without one is an integer, a truth value or the like, or the operator is a step in it. At the end come
-the operators that no gradient passes through. `onnxgrad ops --rules` prints the same, and
+named. Inputs without a gradient are integers or truth values, or the operator is a step function of them. Operators
+that no gradient passes through come last. `onnxgrad ops --rules` prints the same, and
 [the guide](guide.md#rules-of-your-own) says how to add a rule."""
 
 

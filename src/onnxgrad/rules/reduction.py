@@ -94,7 +94,7 @@ def _prod(g: Tensor, n: NodeView) -> Tensor:
 
 vjp(
     "ReduceProd",
-    doc="Zeros in the data are no exception, in a second derivative neither; a third one leaves them out.",
+    doc="Right for data with zeros, also in a second derivative; a third derivative leaves them out.",
     data=_prod,
     axes=nondiff,
 )
