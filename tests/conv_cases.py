@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrad.ops.families.windows import walk
+from onnxgrad.ops.families.windows import conv_axes
 
 # {name: (shape of X, shape of W, attributes)}; sizes reach past the blocks in which the kernel works
 CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
@@ -45,7 +45,7 @@ CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
 def output_shape(X: tuple[int, ...], W: tuple[int, ...], attributes: dict[str, Any]) -> tuple[int, ...]:
     """The shape of Conv's output."""
     settings = {"auto_pad": "NOTSET", "dilations": None, "pads": None, "strides": None, **attributes}
-    return X[0], W[0], *(axis.count for axis in walk(X[2:], W[2:], settings))
+    return X[0], W[0], *(axis.windows for axis in conv_axes(X[2:], W[2:], settings))
 
 
 def arrays(

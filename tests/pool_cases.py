@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrad.ops.families.pools import axes_of, settings
+from onnxgrad.ops.families.windows import pool_axes, pool_settings
 
 DEFAULTS = {"auto_pad": "NOTSET", "ceil_mode": 0, "dilations": None, "pads": None, "strides": None}
 POOLS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
@@ -31,7 +31,7 @@ POOLS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
 def windows(shape: tuple[int, ...], **attributes: Any) -> tuple[int, ...]:
     """The shape of the pool's result."""
     attributes.pop("count_include_pad", None)
-    axes = axes_of(shape[2:], settings(**{**DEFAULTS, **attributes}))
+    axes = pool_axes(shape[2:], pool_settings(**{**DEFAULTS, **attributes}))
     return *shape[:2], *(axis.windows for axis in axes)
 
 

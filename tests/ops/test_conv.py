@@ -16,7 +16,7 @@ from tests.functions.models import check_functions, model_of, node_of, session
 from tests.node_cases import NodeCase, only
 
 from onnxgrad import add_functions
-from onnxgrad.cpu.core.conv.tables import image_plan
+from onnxgrad.cpu.core.conv.tables import input_tables
 from onnxgrad.ops.conv import conv_grad
 
 NAMES = ("dX", "dW", "dB")
@@ -67,9 +67,9 @@ def test_image_in_many_bands():
     check(conv_grad, *arrays(X, W, attributes), **attributes)
     attributes = {"strides": [1, 2, 3]}
     with mock.patch("onnxgrad.cpu.core.conv.tables.SEEN", 1):
-        image_plan.cache_clear()
+        input_tables.cache_clear()
         check(conv_grad, *arrays(X, W, attributes), **attributes)
-    image_plan.cache_clear()
+    input_tables.cache_clear()
 
 
 @settings(max_examples=examples(40), deadline=None)

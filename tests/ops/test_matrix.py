@@ -55,7 +55,7 @@ CASES = {
     "broadcast": ((3, 1, 17, 33), (4, 33, 20), {}),
     "heads": ((2, 20, 3, 33), (2, 35, 3, 33), HEADS),
     "heads back": ((2, 20, 3, 33), (2, 35, 3, 33), {**HEADS, "permY": [0, 2, 1, 3]}),
-    "heads turned": ((2, 20, 3, 33), (2, 35, 3, 33), {**HEADS, "permY": [0, 3, 1, 2]}),
+    "heads transposed": ((2, 20, 3, 33), (2, 35, 3, 33), {**HEADS, "permY": [0, 3, 1, 2]}),
     "nothing side by side": ((33, 20, 2), (35, 33, 2), {"permA": [2, 1, 0], "permB": [2, 1, 0], "permY": [1, 2, 0]}),
 }
 
@@ -71,9 +71,9 @@ def ways():
     """What float32 numbers are multiplied by: on a CPU there may be two kinds of units, a GPU sees to it itself."""
     if DEVICE != "cpu":
         return ["device"]
-    from onnxgrad.cpu.core.matmul.amx import have_tiles
+    from onnxgrad.cpu.core.matmul.amx import has_amx
 
-    return ["vectors", "tiles"] if have_tiles() else ["vectors"]
+    return ["vectors", "amx"] if has_amx() else ["vectors"]
 
 
 any_way = pytest.mark.parametrize("way", ways())
@@ -85,7 +85,7 @@ def by(way):
         return contextlib.nullcontext()
     from onnxgrad.cpu import matrix
 
-    return mock.patch.object(matrix, "have_tiles", lambda: way == "tiles")
+    return mock.patch.object(matrix, "has_amx", lambda: way == "amx")
 
 
 @pytest.mark.parametrize("has_bias", [False, True], ids=["", "bias"])
@@ -97,7 +97,7 @@ def test_cases(way, case, has_bias):
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-@pytest.mark.parametrize("case", ["beyond panels", "heads turned", "deep"])
+@pytest.mark.parametrize("case", ["beyond panels", "heads transposed", "deep"])
 def test_types(case, dtype):
     check(permuted_mat_mul, *arrays(*CASES[case], dtype=dtype), **CASES[case][2])
 
@@ -218,10 +218,10 @@ def test_tiny_numbers(way):
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="a matter of the CPU")
-def test_tiles_can_be_turned_off():
-    """In a process of its own: whether there are tiles is asked once."""
-    script = "from onnxgrad.cpu.core.matmul.amx import have_tiles; print(have_tiles())"
-    environment = {**os.environ, "ONNXGRAD_TILES": "0"}
+def test_amx_can_be_turned_off():
+    """In a process of its own: whether there is AMX is asked once."""
+    script = "from onnxgrad.cpu.core.matmul.amx import has_amx; print(has_amx())"
+    environment = {**os.environ, "ONNXGRAD_AMX": "0"}
     run = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "False"
 

@@ -14,7 +14,7 @@ from onnxgrad.cpu.core.parallel import parallel
 from onnxgrad.cpu.core.pooling.windows import as_three, axis_at, end_inside, first_inside
 from onnxgrad.cpu.core.threads import launch
 from onnxgrad.ops.average_pool import counts_of
-from onnxgrad.ops.families.pools import axes_of, settings
+from onnxgrad.ops.families.windows import pool_axes, pool_settings
 from onnxgrad.tensor_types import Array, accumulator
 
 TASK = 1 << 14  # elements of one task, at least
@@ -34,7 +34,7 @@ def average_pool_grad(
 ) -> None:
     if dX.size == 0:
         return
-    axes = axes_of(dX.shape[2:], settings(auto_pad, ceil_mode, dilations, kernel_shape, pads, strides))
+    axes = pool_axes(dX.shape[2:], pool_settings(auto_pad, ceil_mode, dilations, kernel_shape, pads, strides))
     planes, windows = math.prod(dX.shape[:2]), dY.shape[2:]
     counts = [np.ones(1)] * (3 - len(axes)) + [
         np.maximum(counts_of(axis, n, count_include_pad), 1) for axis, n in zip(axes, windows, strict=True)
@@ -70,7 +70,7 @@ def _planes(
     W, OW, KW, SW, DW, BW = axis_at(layout, 2)
     number_type = type(load(widths, 0))  # float32 for half numbers
     nothing = number_type(0)
-    shares, line = np.empty(OW, number_type), np.empty(W, number_type)
+    quotients, line = np.empty(OW, number_type), np.empty(W, number_type)
     for plane in range(task * per_task, min(planes, (task + 1) * per_task)):
         start, y = plane * D * H * W, plane * OD * OH * OW
         sums = sums_for(dX, start, D * H * W)
@@ -81,14 +81,14 @@ def _planes(
             for oh in range(OH):
                 top, count = oh * SH - BH, depths[od] * heights[oh]
                 for ow in range(OW):
-                    store(shares, ow, load(dY, y + ow) / (count * load(widths, ow)))
+                    store(quotients, ow, load(dY, y + ow) / (count * load(widths, ow)))
                 for i in range(W):
                     store(line, i, nothing)
                 for kw in range(KW):
                     shift = kw * DW - BW
                     for ow in range(first_inside(shift, SW), end_inside(shift, SW, OW, W)):
                         at = ow * SW + shift
-                        store(line, at, load(line, at) + load(shares, ow))
+                        store(line, at, load(line, at) + load(quotients, ow))
                 for kd in range(first_inside(z, DD), end_inside(z, DD, KD, D)):
                     for kh in range(first_inside(top, DH), end_inside(top, DH, KH, H)):
                         row = ((z + kd * DD) * H + top + kh * DH) * W

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from onnxgrad.cpu.core.conv.direct import bias_gradient, clear, direct_image_gradient, direct_weight_gradient
-from onnxgrad.cpu.core.conv.input_grad import ELEMENTS, WINDOWS, image_gradient
+from onnxgrad.cpu.core.conv.direct import bias_gradient, clear, direct_input_gradient, direct_weight_gradient
+from onnxgrad.cpu.core.conv.input_grad import ELEMENTS, WINDOWS, input_gradient
 from onnxgrad.cpu.core.conv.input_grad_batch import IMAGES as ROWS_AT_ONCE
-from onnxgrad.cpu.core.conv.input_grad_batch import batch_image_gradient
-from onnxgrad.cpu.core.conv.tables import image_plan, line_table, weight_plan
-from onnxgrad.cpu.core.conv.weight_grad import COLUMNS, DEPTH, ROWS, panels_of, share_count, weight_gradient
+from onnxgrad.cpu.core.conv.input_grad_batch import batch_input_gradient
+from onnxgrad.cpu.core.conv.tables import input_tables, line_table, weight_tables
+from onnxgrad.cpu.core.conv.weight_grad import COLUMNS, DEPTH, ROWS, chunk_count, panels_of, weight_gradient
 from onnxgrad.cpu.core.conv.weight_grad_batch import COPIED_DEPTH as RUN
 from onnxgrad.cpu.core.conv.weight_grad_batch import IMAGES as BLOCK
 from onnxgrad.cpu.core.conv.weight_grad_batch import batch_weight_gradient, row_step
@@ -29,9 +29,9 @@ from onnxgrad.tensor_types import Array
 
 # Channels of dY in a group for which sums over lines beat products.
 FEW_FOR_WEIGHTS = 4
-FEW_FOR_IMAGE = 1
+FEW_FOR_INPUT = 1
 # For which several images at a time beat unfolding: channels of the image in a group, and images.
-CHANNELS_FOR_IMAGE = 16
+CHANNELS_FOR_INPUT = 16
 IMAGES_FOR_WEIGHTS = 4
 TASKS = 16  # wanted
 RESULT = 1 << 18  # bytes of dW in a task, about: they stay in the second-level cache
@@ -58,7 +58,7 @@ def conv_grad(
     is_empty = 0 in (*dY.shape, *X.shape, *W.shape)
     if dX is not None:
         result = working_copy(dX, X.dtype)
-        _clear(result) if is_empty else _image(g, widen(W), result, sizes, axes)
+        _clear(result) if is_empty else _input(g, widen(W), result, sizes, axes)
         narrow(result, dX)
     if dW is not None:
         result = working_copy(dW, X.dtype)
@@ -75,19 +75,19 @@ def _clear(array: Array) -> None:
 
 
 def _tables(axes: Sequence[Axis]) -> tuple[Array, Array, tuple[int, ...]]:
-    """`lines`, `taps` and `walk`, as core/conv/im2col.py describes them."""
+    """`lines`, `taps` and `geometry`, as core/conv/im2col.py describes them."""
     last, lines = axes[-1], line_table(tuple(axes))
     taps = np.array([last.reads(k) for k in range(last.kernel)], np.int64)
-    walk = (
-        math.prod(a.size for a in axes), lines.shape[1], last.count, lines.shape[0], last.kernel, last.stride,
+    geometry = (
+        math.prod(a.size for a in axes), lines.shape[1], last.windows, lines.shape[0], last.kernel, last.stride,
     )  # fmt: skip
-    return np.where(lines < 0, -1, lines * last.size).reshape(-1), taps.reshape(-1), walk
+    return np.where(lines < 0, -1, lines * last.size).reshape(-1), taps.reshape(-1), geometry
 
 
-def _work(sizes: tuple[int, ...], walk: tuple[int, ...]) -> int:
+def _work(sizes: tuple[int, ...], geometry: tuple[int, ...]) -> int:
     """Multiplications, counted as bytes that many threads might go over."""
     images, groups, inputs, outputs = sizes
-    return images * groups * inputs * outputs * math.prod(walk[1:5]) // 16
+    return images * groups * inputs * outputs * math.prod(geometry[1:5]) // 16
 
 
 def _is_small(sizes: tuple[int, ...], few: int) -> bool:
@@ -96,21 +96,32 @@ def _is_small(sizes: tuple[int, ...], few: int) -> bool:
 
 def _is_plain(axes: Sequence[Axis]) -> bool:
     """Whether windows are elements of the image, one for one."""
-    return all((a.kernel, a.stride, a.first, a.count) == (1, 1, 0, a.size) for a in axes)
+    return all((a.kernel, a.stride, a.before, a.windows) == (1, 1, 0, a.size) for a in axes)
 
 
 def _weights(dY: Array, X: Array, dW: Array, sizes: tuple[int, ...], axes: Sequence[Axis]) -> None:
-    lines, taps, walk = _tables(axes)
+    lines, taps, geometry = _tables(axes)
     images, groups, inputs, outputs = sizes
     if _is_small(sizes, FEW_FOR_WEIGHTS):
         last = axes[-1]
-        last_axis = last.size, last.first, last.dilation
-        launch(direct_weight_gradient, dY, X, dW, lines, taps, walk, sizes, last_axis, bytes_touched=_work(sizes, walk))
+        last_axis = last.size, last.before, last.dilation
+        launch(
+            direct_weight_gradient,
+            dY,
+            X,
+            dW,
+            lines,
+            taps,
+            geometry,
+            sizes,
+            last_axis,
+            bytes_touched=_work(sizes, geometry),
+        )
         return
-    if walk[3] * walk[4] > 1 and images >= IMAGES_FOR_WEIGHTS:
-        _weights_batch(dY, X, dW, sizes, axes, lines, walk)
+    if geometry[3] * geometry[4] > 1 and images >= IMAGES_FOR_WEIGHTS:
+        _weights_batch(dY, X, dW, sizes, axes, lines, geometry)
         return
-    windows = walk[1] * walk[2]
+    windows = geometry[1] * geometry[2]
     is_plain = _is_plain(axes) and 2 * windows > DEPTH
     is_one_block = is_plain and max(inputs, outputs) <= COLUMNS and dW.nbytes // groups <= RESULT
     # One block packs dY where it uses it, best the larger of the two; else it is written and read again: the smaller.
@@ -118,54 +129,54 @@ def _weights(dY: Array, X: Array, dW: Array, sizes: tuple[int, ...], axes: Seque
     if is_swapped:
         dY, X, inputs, outputs = X, dY, outputs, inputs
         sizes = images, groups, inputs, outputs
-    rows = inputs * walk[3] * walk[4]
+    rows = inputs * geometry[3] * geometry[4]
     row_blocks, column_blocks = 1 if is_one_block else -(-rows // ROWS), -(-outputs // COLUMNS)
     height = -(-rows // row_blocks // TILE) * TILE
     cuts = height, -(-rows // height), column_blocks
-    shares = share_count(images, windows, groups * cuts[1] * column_blocks)
+    chunks = chunk_count(images, windows, groups * cuts[1] * column_blocks)
     needed = images * groups * panels_of(dW, outputs) * windows + CACHE_LINE
     packed = workspace((needed if cuts[1] * column_blocks > 1 else 0,), dW.dtype)
-    parts = workspace((shares * dW.size,), dW.dtype)
+    partial_sums = workspace((chunks * dW.size,), dW.dtype)
     launch(
-        weight_gradient, dY, X, dW, packed, parts, lines, taps, walk, sizes, cuts, shares, is_plain, is_swapped,
-        gemm_address(dW.dtype),
-        bytes_touched=_work(sizes, walk),
+        weight_gradient, dY, X, dW, packed, partial_sums, lines, taps, geometry, sizes, cuts, chunks,
+        is_plain, is_swapped, gemm_address(dW.dtype),
+        bytes_touched=_work(sizes, geometry),
     )  # fmt: skip
 
 
-def _image(dY: Array, W: Array, dX: Array, sizes: tuple[int, ...], axes: Sequence[Axis]) -> None:
-    lines, taps, walk = _tables(axes)
+def _input(dY: Array, W: Array, dX: Array, sizes: tuple[int, ...], axes: Sequence[Axis]) -> None:
+    lines, taps, geometry = _tables(axes)
     images, groups, inputs, outputs = sizes
-    if _is_small(sizes, FEW_FOR_IMAGE):
-        launch(direct_image_gradient, dY, W, dX, lines, taps, walk, sizes, bytes_touched=_work(sizes, walk))
+    if _is_small(sizes, FEW_FOR_INPUT):
+        launch(direct_input_gradient, dY, W, dX, lines, taps, geometry, sizes, bytes_touched=_work(sizes, geometry))
         return
-    kernel = walk[3] * walk[4]
+    kernel = geometry[3] * geometry[4]
     fills_tiles = images >= ROWS_AT_ONCE or 2 * images == ROWS_AT_ONCE
-    if kernel > 1 and fills_tiles and inputs >= CHANNELS_FOR_IMAGE:
-        _image_batch(dY, W, dX, sizes, axes, walk)
+    if kernel > 1 and fills_tiles and inputs >= CHANNELS_FOR_INPUT:
+        _input_batch(dY, W, dX, sizes, axes, geometry)
         return
-    is_plain = _is_plain(axes) and 2 * walk[1] * walk[2] > WINDOWS
+    is_plain = _is_plain(axes) and 2 * geometry[1] * geometry[2] > WINDOWS
     channels = min(inputs, max(1, ELEMENTS // kernel))
     room = -(-channels * kernel // TILE) * TILE
     packed = workspace((groups * -(-inputs // channels) * room * outputs,), dX.dtype)
     launch(
-        image_gradient, dY, W, dX, packed, lines, taps, walk, sizes, channels, is_plain, gemm_address(dX.dtype),
-        bytes_touched=_work(sizes, walk),
+        input_gradient, dY, W, dX, packed, lines, taps, geometry, sizes, channels, is_plain, gemm_address(dX.dtype),
+        bytes_touched=_work(sizes, geometry),
     )  # fmt: skip
 
 
-def _image_batch(
-    dY: Array, W: Array, dX: Array, sizes: tuple[int, ...], axes: Sequence[Axis], walk: tuple[int, ...]
+def _input_batch(
+    dY: Array, W: Array, dX: Array, sizes: tuple[int, ...], axes: Sequence[Axis], geometry: tuple[int, ...]
 ) -> None:
     images, groups, inputs, outputs = sizes
-    tables, order, bands, slots = image_plan(tuple(axes), ROWS_AT_ONCE * walk[2] * outputs * dX.itemsize)
+    tables, order, bands, slots = input_tables(tuple(axes), ROWS_AT_ONCE * geometry[2] * outputs * dX.itemsize)
     panels = panels_of(dX, inputs)
-    packed = workspace((groups * panels * walk[3] * walk[4] * outputs + CACHE_LINE,), dX.dtype)
+    packed = workspace((groups * panels * geometry[3] * geometry[4] * outputs + CACHE_LINE,), dX.dtype)
     tasks = -(-images // ROWS_AT_ONCE) * groups * bands
     cuts = bands, min(panels // panels_of(dX, 1), -(-TASKS // tasks)), slots
     launch(
-        batch_image_gradient, dY, W, dX, packed, order, tables, sizes, walk, cuts, gemm_address(dX.dtype),
-        bytes_touched=_work(sizes, walk),
+        batch_input_gradient, dY, W, dX, packed, order, tables, sizes, geometry, cuts, gemm_address(dX.dtype),
+        bytes_touched=_work(sizes, geometry),
     )  # fmt: skip
 
 
@@ -176,29 +187,29 @@ def _weights_batch(
     sizes: tuple[int, ...],
     axes: Sequence[Axis],
     lines: Array,
-    walk: tuple[int, ...],
+    geometry: tuple[int, ...],
 ) -> None:
     images, groups, inputs, outputs = sizes
-    area, out_lines, width = walk[:3]
-    taps, places = weight_plan(axes[-1])
+    area, out_lines, width = geometry[:3]
+    taps, places = weight_tables(axes[-1])
     together = min(images, BLOCK * max(1, RUN // (BLOCK * width)))
-    turned_block = groups * inputs * row_step(area * together, dW)
+    transposed_block = groups * inputs * row_step(area * together, dW)
     packed_block = groups * panels_of(dW, outputs) * out_lines * width * together
-    most = max(1, AT_ONCE // ((turned_block + packed_block) * dW.itemsize))
+    most = max(1, AT_ONCE // ((transposed_block + packed_block) * dW.itemsize))
     blocks = min(most, -(-images // together))
-    # Tasks are made of shares as long as adding these up is little beside reading dY, else of channels of the image.
+    # Tasks are made of chunks as long as adding these up is little beside reading dY, else of channels of the image.
     column_blocks, is_gathered = -(-outputs // COLUMNS), inputs < TILE
     fixed = groups * column_blocks
-    shares = max(1, min(blocks * out_lines, -(-TASKS // fixed), dY.nbytes // dW.nbytes // 2))
-    row_blocks = 1 if is_gathered else max(-(-dW.nbytes // fixed // RESULT), -(-TASKS // (fixed * shares)))
+    chunks = max(1, min(blocks * out_lines, -(-TASKS // fixed), dY.nbytes // dW.nbytes // 2))
+    row_blocks = 1 if is_gathered else max(-(-dW.nbytes // fixed // RESULT), -(-TASKS // (fixed * chunks)))
     height = inputs if is_gathered else -(-inputs // row_blocks // TILE) * TILE
     row_blocks = -(-inputs // height)
     packed = workspace((blocks * packed_block + CACHE_LINE if row_blocks * column_blocks > 1 else 0,), dW.dtype)
-    turned = workspace((blocks * turned_block + CACHE_LINE,), dW.dtype)
-    parts = workspace((shares * dW.size,), dW.dtype)
-    cuts = together, blocks * together, height, row_blocks, column_blocks, shares, int(is_gathered)
+    transposed = workspace((blocks * transposed_block + CACHE_LINE,), dW.dtype)
+    partial_sums = workspace((chunks * dW.size,), dW.dtype)
+    cuts = together, blocks * together, height, row_blocks, column_blocks, chunks, int(is_gathered)
     launch(
-        batch_weight_gradient, dY, X, dW, packed, turned, parts, lines, taps, places, walk, sizes,
+        batch_weight_gradient, dY, X, dW, packed, transposed, partial_sums, lines, taps, places, geometry, sizes,
         cuts, gemm_address(dW.dtype),
-        bytes_touched=_work(sizes, walk),
+        bytes_touched=_work(sizes, geometry),
     )  # fmt: skip

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from onnxgrad.cpu.core.convert import narrow, widen
-from onnxgrad.cpu.core.matmul.amx import have_tiles
-from onnxgrad.cpu.core.matmul.matmul import product_by_tiles, product_by_vectors
+from onnxgrad.cpu.core.matmul.amx import has_amx
+from onnxgrad.cpu.core.matmul.matmul import matmul_by_amx, matmul_by_vectors
 from onnxgrad.cpu.core.matmul.microkernel import gemm_address
 from onnxgrad.cpu.core.recurrent.arguments import input_of, working_copy
 from onnxgrad.cpu.core.threads import get_num_threads, launch
@@ -35,7 +35,7 @@ def permuted_mat_mul(
         a, b, starts = b, a, np.ascontiguousarray(starts[:, [1, 0, 2]])
         steps, sizes = (b_column, b_k, a_k, a_row, c_column, c_row), (sizes[1], sizes[0], sizes[2])
     work = len(starts) * sizes[0] * sizes[1] * sizes[2] // 16  # counted as bytes that many threads might go over
-    kernel = product_by_tiles if result.itemsize == 4 and have_tiles() else product_by_vectors
+    kernel = matmul_by_amx if result.itemsize == 4 and has_amx() else matmul_by_vectors
     product = (a, b, result, offset, starts, steps, sizes, float(alpha))
     launch(kernel, *product, get_num_threads(), gemm_address(result.dtype), bytes_touched=work)
     narrow(result, Y)

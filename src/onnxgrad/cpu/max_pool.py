@@ -15,7 +15,7 @@ from onnxgrad.cpu.core.parallel import parallel
 from onnxgrad.cpu.core.pooling.squares import are_squares, squares_gradient
 from onnxgrad.cpu.core.pooling.windows import as_three, axis_at, end_inside, first_inside
 from onnxgrad.cpu.core.threads import launch
-from onnxgrad.ops.families.pools import axes_of, settings
+from onnxgrad.ops.families.windows import pool_axes, pool_settings
 from onnxgrad.tensor_types import Array
 
 TASK = 1 << 14  # elements of one task, at least
@@ -38,7 +38,7 @@ def max_pool_grad(
 ) -> None:
     if dX.size == 0:
         return
-    axes = axes_of(X.shape[2:], settings(auto_pad, ceil_mode, dilations, kernel_shape, pads, strides))
+    axes = pool_axes(X.shape[2:], pool_settings(auto_pad, ceil_mode, dilations, kernel_shape, pads, strides))
     planes = math.prod(X.shape[:2])
     layout = as_three(axes, dY.shape[2:])
     touched = X.nbytes + dX.nbytes + dY.nbytes

@@ -9,7 +9,7 @@ import triton.language as tl
 from onnxgrad.cuda.core.indices import BadIndex
 from onnxgrad.cuda.core.launch import ceil_div, counting_type, launch, to_type
 from onnxgrad.cuda.core.windows import BLOCK, coordinates, three_axes, window_of
-from onnxgrad.ops.families.pools import ALONE, axes_of, settings
+from onnxgrad.ops.families.windows import ALONE, pool_axes, pool_settings
 from onnxgrad.tensor_types import Array
 
 
@@ -28,7 +28,7 @@ def average_pool_grad(
 ) -> None:
     if dX.numel() == 0:
         return
-    axes = axes_of(dX.shape[2:], settings(auto_pad, ceil_mode, dilations, kernel_shape, pads, strides))
+    axes = pool_axes(dX.shape[2:], pool_settings(auto_pad, ceil_mode, dilations, kernel_shape, pads, strides))
     ends = [axis.size + (axis.after if count_include_pad else 0) for axis in [ALONE] * (3 - len(axes)) + axes]
     launch(
         _ask, ceil_div(dX.numel(), BLOCK), dY.view(-1), dX.view(-1), dX.numel(), *three_axes(axes, dY.shape[2:]), *ends,

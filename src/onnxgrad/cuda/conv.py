@@ -47,7 +47,7 @@ def conv_grad(
     if len(axes) > MOST_AXES:
         _by_elements(dY, X, W, dX, dW, group, axes)
         return
-    around = [(a.first, max(0, a.reach - a.first - a.size)) for a in axes]
+    around = [(a.before, max(0, a.reach - a.before - a.size)) for a in axes]
     # torch pads both ends alike; where they differ, zeros are written.
     alike = all(first == last for first, last in around)
     image = X if alike else torch.nn.functional.pad(X, [n for pair in reversed(around) for n in pair])
@@ -60,7 +60,7 @@ def conv_grad(
             [dX is not None, dW is not None, False],
         )  # fmt: skip
     if dX is not None:
-        inside = (..., *(slice(a.first, a.first + a.size) for a in axes))
+        inside = (..., *(slice(a.before, a.before + a.size) for a in axes))
         dX.copy_(found[0] if alike else found[0][inside])
     if dW is not None:
         dW.copy_(found[1])
@@ -91,20 +91,20 @@ def _by_elements(
 ) -> None:
     """Over any number of axes: a product for every element of the kernel, as the definition has it."""
     work, (N, C), M = sums_dtype(X.dtype), X.shape[:2], W.shape[0]
-    g = dY.to(work).reshape(N, group, M // group, math.prod(a.count for a in axes))
+    g = dY.to(work).reshape(N, group, M // group, math.prod(a.windows for a in axes))
     kernel = W.to(work).reshape(group, M // group, C // group, *W.shape[2:])
-    sizes = [max(a.first + a.size, a.reach) for a in axes]
+    sizes = [max(a.before + a.size, a.reach) for a in axes]
     padded = torch.zeros((N, group, C // group, *sizes), dtype=work, device=X.device)
-    inside: Any = (..., *(slice(a.first, a.first + a.size) for a in axes))
+    inside: Any = (..., *(slice(a.before, a.before + a.size) for a in axes))
     padded[inside] = X.to(work).reshape(N, group, C // group, *X.shape[2:])
-    image_gradient, kernel_gradient = torch.zeros_like(padded), torch.zeros_like(kernel)
+    input_gradient, kernel_gradient = torch.zeros_like(padded), torch.zeros_like(kernel)
     for place in itertools.product(*(range(k) for k in W.shape[2:])):
         element: Any = (..., *place)
         seen: Any = (..., *(a.seen_by(k) for a, k in zip(axes, place, strict=True)))
         image = padded[seen].reshape(N, group, C // group, -1)
         kernel_gradient[element] = torch.einsum("ngmo,ngco->gmc", g, image)
-        image_gradient[seen] += torch.einsum("ngmo,gmc->ngco", g, kernel[element]).reshape(padded[seen].shape)
+        input_gradient[seen] += torch.einsum("ngmo,gmc->ngco", g, kernel[element]).reshape(padded[seen].shape)
     if dX is not None:
-        dX.copy_(image_gradient[inside].reshape(X.shape))
+        dX.copy_(input_gradient[inside].reshape(X.shape))
     if dW is not None:
         dW.copy_(kernel_gradient.reshape(W.shape))

@@ -9,7 +9,7 @@ import triton.language as tl
 from onnxgrad.cuda.core.indices import BadIndex
 from onnxgrad.cuda.core.launch import ceil_div, counting_type, launch, to_type
 from onnxgrad.cuda.core.windows import BLOCK, Layout, coordinates, three_axes, window_of
-from onnxgrad.ops.families.pools import axes_of, settings
+from onnxgrad.ops.families.windows import pool_axes, pool_settings
 
 
 def max_pool_grad(
@@ -26,7 +26,7 @@ def max_pool_grad(
 ) -> None:
     if dX.numel() == 0:
         return
-    axes = axes_of(X.shape[2:], settings(auto_pad, ceil_mode, dilations, kernel_shape, pads, strides))
+    axes = pool_axes(X.shape[2:], pool_settings(auto_pad, ceil_mode, dilations, kernel_shape, pads, strides))
     layout: Layout = three_axes(axes, dY.shape[2:])
     kind = counting_type(X.numel(), dY.numel())
     where = torch.empty(max(dY.numel(), 1), dtype=torch.int32, device=dY.device)

@@ -5,11 +5,11 @@ from typing import Any
 
 from onnxgrad.functions.body import Body, Value
 from onnxgrad.functions.windows import shape_of, starts
-from onnxgrad.ops.families.pools import Settings, settings
+from onnxgrad.ops.families.windows import PoolSettings, pool_settings
 
 
 def _shares(
-    o: Body, image: Value, windows: Value, a: int, given: Settings, count_include_pad: int, typed: Value
+    o: Body, image: Value, windows: Value, a: int, given: PoolSettings, count_include_pad: int, typed: Value
 ) -> Value:
     """A matrix: the share that each element of the image has of each window, along one axis."""
     size, begin, padded = starts(o, image, windows, a, given)
@@ -30,7 +30,7 @@ def average_pool_grad(
     kernel_shape: Any, pads: Any, strides: Any,
 ) -> list[Value]:  # fmt: skip
     """One product for each axis, the last one first, which then becomes the first."""
-    given = settings(auto_pad, ceil_mode, dilations, kernel_shape, pads, strides)
+    given = pool_settings(auto_pad, ceil_mode, dilations, kernel_shape, pads, strides)
     rank = len(given.kernel)
 
     def compute(work: Callable[[Value], Value]) -> list[Value]:

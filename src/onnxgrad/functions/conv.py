@@ -49,19 +49,19 @@ def _kernel(o: Body, x: Value, g: Value, w: Value, axes: Value, pads: dict[str, 
     images, outputs, channels = o.slice(shape, 0, 1), o.slice(o.Shape(g), 1, 2), o.slice(o.Shape(w), 1, 2)
     groups = o.slice(shape, 1, 2) / channels
 
-    def turned(x: Value, flat: Value, perm: list[int], whole: Value) -> Value:
+    def transposed(x: Value, flat: Value, perm: list[int], whole: Value) -> Value:
         """Axes changed, whatever the number of those behind them."""
         return o.Reshape(o.Transpose(o.Reshape(x, flat), perm=perm), whole)
 
-    rows = turned(
+    rows = transposed(
         x,
         o.dims(images, groups, channels, -1),
         [2, 1, 0, 3],
         o.dims(channels, images * groups, o.slice(shape, 2)),
     )
-    kernel = turned(g, o.dims(images, outputs, -1), [1, 0, 2], o.dims(outputs, images, o.slice(o.Shape(g), 2)))
+    kernel = transposed(g, o.dims(images, outputs, -1), [1, 0, 2], o.dims(outputs, images, o.slice(o.Shape(g), 2)))
     found = o.Conv(rows, kernel, strides=DILATIONS, dilations=STRIDES, group=GROUP, **pads)
     # What the stride left out of the image may be enough for another element.
     size = o.slice(o.Shape(w), 2)
     found = o.Slice(found, size * 0, size, axes)
-    return turned(found, o.dims(channels, outputs, -1), [1, 0, 2], o.Shape(w))
+    return transposed(found, o.dims(channels, outputs, -1), [1, 0, 2], o.Shape(w))

@@ -15,13 +15,13 @@ def permuted_mat_mul(
     permB: Sequence[int] | None,
     permY: Sequence[int] | None,
 ) -> list[Value]:
-    def turned(x: Value, perm: Sequence[int] | None) -> Value:
+    def transposed(x: Value, perm: Sequence[int] | None) -> Value:
         return x if not perm else o.Transpose(x, perm=list(perm))
 
     def compute(work: Callable[[Value], Value]) -> list[Value]:
-        product = o.MatMul(turned(work(A), permA), turned(work(B), permB))
+        product = o.MatMul(transposed(work(A), permA), transposed(work(B), permB))
         if alpha != 1:
             product = product * alpha
-        return [turned(product if bias is None else product + work(bias), permY)]
+        return [transposed(product if bias is None else product + work(bias), permY)]
 
     return o.in_work_type(A, compute)

@@ -5,14 +5,14 @@ from typing import Any
 
 from onnxgrad.functions.body import Body, Value
 from onnxgrad.functions.windows import shape_of
-from onnxgrad.ops.families.pools import settings
+from onnxgrad.ops.families.windows import pool_settings
 
 
 def max_pool_grad(
     o: Body, dY: Value, X: Value, auto_pad: str, ceil_mode: int, dilations: Any, kernel_shape: Any, pads: Any,
     strides: Any,
 ) -> list[Value]:  # fmt: skip
-    given = settings(auto_pad, ceil_mode, dilations, kernel_shape, pads, strides)
+    given = pool_settings(auto_pad, ceil_mode, dilations, kernel_shape, pads, strides)
     how: dict[str, Any] = {"kernel_shape": given.kernel, "strides": given.strides, "ceil_mode": ceil_mode}
     how |= {"pads": given.pads} if auto_pad == "NOTSET" else {"auto_pad": auto_pad}
     how |= {"dilations": given.dilations} if max(given.dilations) > 1 else {}

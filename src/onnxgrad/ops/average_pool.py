@@ -7,7 +7,7 @@ import numpy as np
 
 from onnxgrad.domains import OWN
 from onnxgrad.op import op
-from onnxgrad.ops.families.pools import Axis, axes_of, check_windows, settings
+from onnxgrad.ops.families.windows import Axis, check_windows, pool_axes, pool_settings
 from onnxgrad.schema import Dim, Known
 from onnxgrad.tensor_types import Array, Shape, T, accumulator
 
@@ -16,7 +16,7 @@ def _shape_rule(
     dY: Known, shape: Known, auto_pad: str, ceil_mode: int, count_include_pad: int, dilations: Any, kernel_shape: Any,
     pads: Any, strides: Any,
 ) -> tuple[Dim, ...] | None:  # fmt: skip
-    given = settings(auto_pad, ceil_mode, dilations, kernel_shape, pads, strides)
+    given = pool_settings(auto_pad, ceil_mode, dilations, kernel_shape, pads, strides)
     dims = shape.as_shape
     check_windows(dY.dims, dims, "shape", given)
     return dims
@@ -48,8 +48,8 @@ def average_pool_grad(
     Attributes are AveragePool's. onnxruntime-training's operator of this name takes the shape from its graph, where it
     must be known. float16 and bfloat16 add up in float32 and round once.
     """
-    given = settings(auto_pad, ceil_mode, dilations, kernel_shape, pads, strides)
-    axes = axes_of(shape[2:].tolist(), given)
+    given = pool_settings(auto_pad, ceil_mode, dilations, kernel_shape, pads, strides)
+    axes = pool_axes(shape[2:].tolist(), given)
     rank = len(axes)
     dX = np.zeros(shape, accumulator(dY.dtype))
     g = dY.astype(dX.dtype)

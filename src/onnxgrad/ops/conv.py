@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from onnxgrad.op import op
-from onnxgrad.ops.families.windows import Axis, walk
+from onnxgrad.ops.families.windows import Axis, conv_axes
 from onnxgrad.schema import Dim, Known, agree
 from onnxgrad.tensor_types import T, accumulator
 
@@ -40,13 +40,13 @@ def _check(X: tuple[Dim, ...], W: tuple[Dim, ...], attributes: dict[str, Any]) -
         raise ValueError(f"W has {W[1]} channels, expected those of X, {X[1]}, divided by group, {group}")
     if kernel_shape and not agree(W[2:], kernel_shape):
         raise ValueError(f"kernel_shape is {list(kernel_shape)}, expected {list(W[2:])} as W has")
-    axes = walk(X[2:], W[2:], attributes)
-    return [X[0], W[0], *(axis.count for axis in axes)]
+    axes = conv_axes(X[2:], W[2:], attributes)
+    return [X[0], W[0], *(axis.windows for axis in axes)]
 
 
 def axes_of(X: Any, W: Any, attributes: dict[str, Any]) -> list[Axis]:
-    """How the kernel walks along each axis, all sizes being known."""
-    return walk(X.shape[2:], W.shape[2:], attributes)
+    """The axes of a convolution, all sizes being known."""
+    return conv_axes(X.shape[2:], W.shape[2:], attributes)
 
 
 @op("ConvGrad", outputs=("dX?", "dW?", "dB?"), shape=_grad_shapes)
@@ -70,13 +70,13 @@ def conv_grad(
     """
     work = accumulator(X.dtype)
     axes = axes_of(X, W, {"auto_pad": auto_pad, "dilations": dilations, "pads": pads, "strides": strides})
-    N, M, C, windows = X.shape[0], W.shape[0], X.shape[1], math.prod(a.count for a in axes)
+    N, M, C, windows = X.shape[0], W.shape[0], X.shape[1], math.prod(a.windows for a in axes)
     g = dY.astype(work).reshape(N, group, M // group, windows)
     kernel = W.astype(work).reshape(group, M // group, C // group, *W.shape[2:])
     # The image with zeros around it, wide enough for every window.
-    sizes = [max(a.first + a.size, a.reach) for a in axes]
+    sizes = [max(a.before + a.size, a.reach) for a in axes]
     padded = np.zeros((N, group, C // group, *sizes), work)
-    inside: Any = (..., *(slice(a.first, a.first + a.size) for a in axes))
+    inside: Any = (..., *(slice(a.before, a.before + a.size) for a in axes))
     padded[inside] = X.reshape(N, group, C // group, *X.shape[2:])
     dX, dW = np.zeros_like(padded), np.zeros(kernel.shape, work)
     for place in itertools.product(*(range(k) for k in W.shape[2:])):

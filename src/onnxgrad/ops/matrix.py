@@ -73,16 +73,16 @@ def permuted_mat_mul(
     A and B have at least two dimensions, those before the last two broadcast; bias is one number for each column. A
     permutation that is left out, or empty, changes nothing. float16 and bfloat16 compute in float32 and round once.
 
-    It is what training on a CPU multiplies with if the processor has tile units for bfloat16 (AMX): the numbers are
-    split into three parts there, with results as good as those of float32 at up to twice its speed. Numbers below
-    2⁻¹⁰² lose digits on the way.
+    Training on a CPU multiplies with it if the processor has AMX. There each float32 number is split into three
+    bfloat16 numbers (the scheme bf16x6), with results as good as those of float32 at up to twice its speed. Numbers
+    below 2⁻¹⁰² lose digits on the way.
     """
     work = accumulator(A.dtype)
-    product = work.type(alpha) * np.matmul(_turned(A.astype(work), permA), _turned(B.astype(work), permB))
+    product = work.type(alpha) * np.matmul(_transposed(A.astype(work), permA), _transposed(B.astype(work), permB))
     if bias is not None:
         product = product + bias.astype(work)
-    return _turned(product, permY).astype(A.dtype)
+    return _transposed(product, permY).astype(A.dtype)
 
 
-def _turned(array: Array, perm: Sequence[int] | None) -> Array:
+def _transposed(array: Array, perm: Sequence[int] | None) -> Array:
     return array if not perm else array.transpose(perm)

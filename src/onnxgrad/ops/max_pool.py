@@ -8,13 +8,13 @@ import numpy as np
 
 from onnxgrad.domains import OWN
 from onnxgrad.op import op
-from onnxgrad.ops.families.pools import axes_of, check_windows, settings
+from onnxgrad.ops.families.windows import check_windows, pool_axes, pool_settings
 from onnxgrad.schema import Dim, Known
 from onnxgrad.tensor_types import T, accumulator
 
 
 def _shape_rule(dY: Known, X: Known, **attributes: Any) -> tuple[Dim, ...] | None:
-    check_windows(dY.dims, X.dims, "X", settings(**attributes))
+    check_windows(dY.dims, X.dims, "X", pool_settings(**attributes))
     return X.dims
 
 
@@ -35,8 +35,8 @@ def max_pool_grad(
     instead, and onnxruntime's MaxPool takes about ten times as long when it is to tell them. NaN is passed over.
     Attributes are MaxPool's. float16 and bfloat16 add up in float32 and round once.
     """
-    given = settings(auto_pad, ceil_mode, dilations, kernel_shape, pads, strides)
-    axes = axes_of(X.shape[2:], given)
+    given = pool_settings(auto_pad, ceil_mode, dilations, kernel_shape, pads, strides)
+    axes = pool_axes(X.shape[2:], given)
     dX = np.zeros(X.shape, accumulator(X.dtype))
     for at in np.ndindex(*dY.shape[2:]):
         begins = [o * axis.stride - axis.before for o, axis in zip(at, axes, strict=True)]

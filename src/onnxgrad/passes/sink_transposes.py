@@ -96,16 +96,16 @@ def _swap(builder: Builder, transpose: ir.Node, cut: ir.Node) -> list[ir.Node]:
         dims = list(old.shape or ())
         part.name, part.type = builder.fresh_value_name(f"{old.name}_before"), old.type
         part.shape = ir.Shape([dims[kept.index(k)] for k in range(len(kept))])
-        turned = ir.Node("", "Transpose", [part], [ir.AttrInt64s("perm", kept)], num_outputs=1)
-        turned.name = f"{old.name}_transposed"
-        value = turned.outputs[0]
+        transposed = ir.Node("", "Transpose", [part], [ir.AttrInt64s("perm", kept)], num_outputs=1)
+        transposed.name = f"{old.name}_transposed"
+        value = transposed.outputs[0]
         value.name, value.type, value.shape = builder.fresh_value_name(f"{old.name}_transposed"), old.type, old.shape
-        graph.insert_before(cut, turned)
+        graph.insert_before(cut, transposed)
         name = old.name
         old.replace_all_uses_with(value, replace_graph_outputs=True)
         if value.is_graph_output():
             old.name, value.name = value.name, name
-        made.append(turned)
+        made.append(transposed)
     return made
 
 

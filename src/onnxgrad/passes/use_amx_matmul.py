@@ -1,4 +1,4 @@
-"""Products of matrices in the graph of a training step, as the one operator that tile units multiply fast.
+"""The products of a training step as PermutedMatMul, which AMX computes fast.
 
 MatMul and Gemm become PermutedMatMul, which takes in the Transposes before and after it, factors that are constant
 numbers, and the Add of a bias.
@@ -29,9 +29,9 @@ class _Operand:
     factor: float = 1.0
 
     @classmethod
-    def of(cls, builder: Builder, value: ir.Value, is_turned: bool = False) -> "_Operand":
+    def of(cls, builder: Builder, value: ir.Value, is_transposed: bool = False) -> "_Operand":
         perm = list(range(_rank(value)))
-        if is_turned:
+        if is_transposed:
             perm[-2:] = perm[:-3:-1]
         operand = cls(value, perm)
         while (before := operand._before(builder)) is not None:

@@ -15,7 +15,7 @@ from onnxgrad.rules import op, vjp
 
 @dataclass(frozen=True)
 class Windows:
-    """How a kernel walks over an image."""
+    """How the windows of a kernel lie over an image."""
 
     kernel: Tensor  # the kernel's spatial shape; constant where it is known, as all of these
     strides: list[int]

@@ -78,7 +78,7 @@ def _average_pool(g: Tensor, n: NodeView) -> Tensor:
     return op.AveragePoolGrad(g, op.Shape(n.X), **_attributes(n, "count_include_pad"))
 
 
-def _norm_slope(X: Tensor, p: int) -> Tensor:
+def _norm_derivative(X: Tensor, p: int) -> Tensor:
     """The derivative of |x|^p / p."""
     if p == 1:
         return op.Sign(X)
@@ -105,7 +105,7 @@ vjp(
     dY=lambda g, n: op.AveragePool(g, **_attributes(n, "count_include_pad")),
     shape=nondiff,
 )
-vjp("LpPool", X=lambda g, n: _norm_slope(n.X, n.p) * _over_windows(_over_norm(g, n.Y, n.p), n, _pool_windows(n)))
+vjp("LpPool", X=lambda g, n: _norm_derivative(n.X, n.p) * _over_windows(_over_norm(g, n.Y, n.p), n, _pool_windows(n)))
 
 
 def _global_average(g: Tensor, n: NodeView) -> Tensor:
@@ -123,4 +123,4 @@ def _global_max(g: Tensor, n: NodeView) -> Tensor:
 
 vjp("GlobalAveragePool", X=_global_average)
 vjp("GlobalMaxPool", doc=FIRST, X=_global_max)
-vjp("GlobalLpPool", X=lambda g, n: _norm_slope(n.X, n.p) * _over_norm(g, n.Y, n.p))
+vjp("GlobalLpPool", X=lambda g, n: _norm_derivative(n.X, n.p) * _over_norm(g, n.Y, n.p))

@@ -62,9 +62,9 @@ class Cpu:
 
     @property
     def has_amx(self) -> bool:
-        from onnxgrad.cpu.core.matmul.amx import have_tiles  # imported here because it loads Numba
+        from onnxgrad.cpu.core.matmul.amx import has_amx  # imported here because it loads Numba
 
-        return have_tiles()
+        return has_amx()
 
     def zeros(self, length: int, dtype: Any) -> Array:
         itemsize = np.dtype(dtype).itemsize

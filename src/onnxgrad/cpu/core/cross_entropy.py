@@ -21,7 +21,7 @@ LANES = 64  # highest scores and sums of a row, side by side, so that it goes th
 FILLED = 32  # of them are filled at least by what is left at the end of a row
 HALVES = (32, 16, 8, 4, 2, 1)  # of them, as they come together
 SHORT = 32  # classes that are too few for that
-TURNED = 64  # rows of so few classes that go through vectors together
+TRANSPOSED = 64  # rows of so few classes that go through vectors together
 
 
 @native
@@ -46,7 +46,7 @@ def cross_entropy(
         return int64(-1)
     work = (scores, labels, weights, output, log_prob)
     are_short = inner == 1 and classes < SHORT
-    width = TURNED if are_short else min(COLUMNS, inner)
+    width = TRANSPOSED if are_short else min(COLUMNS, inner)
     blocks = (samples + width - 1) // width if are_short else samples * ((inner + width - 1) // width)
     per_task = max(1, TASK // (classes * width))
     tasks = (blocks + per_task - 1) // per_task
@@ -180,28 +180,28 @@ def _loss_of_short_rows(
     how: tuple[bool, bool, bool, bool, int],
     per_task: int,
 ) -> None:
-    """Rows that would not fill a vector are turned, some at a time, and go through it side by side."""
+    """Rows that would not fill a vector are transposed, some at a time, and go through it side by side."""
     samples, classes, _ = sizes
     weighted, each_has_its_own, _, is_kept, ignore_index = how
     number_type = type(load(scores, 0))  # float32 for half numbers
-    turned = np.empty(classes * TURNED, number_type)
-    highest, sums = np.empty(TURNED, number_type), np.empty(TURNED, number_type)
+    transposed = np.empty(classes * TRANSPOSED, number_type)
+    highest, sums = np.empty(TRANSPOSED, number_type), np.empty(TRANSPOSED, number_type)
     together = 0.0
-    for first in range(task * per_task * TURNED, min(samples, (task + 1) * per_task * TURNED), TURNED):
-        count, at = min(TURNED, samples - first), first * classes
+    for first in range(task * per_task * TRANSPOSED, min(samples, (task + 1) * per_task * TRANSPOSED), TRANSPOSED):
+        count, at = min(TRANSPOSED, samples - first), first * classes
         for j in range(count):
             for i in range(classes):
-                store(turned, i * TURNED + j, load(scores, at + j * classes + i))
-        _look_at_columns(turned, 0, classes, TURNED, count, highest, sums)
+                store(transposed, i * TRANSPOSED + j, load(scores, at + j * classes + i))
+        _look_at_columns(transposed, 0, classes, TRANSPOSED, count, highest, sums)
         for j in range(count):
             log_of_sum = math.log(np.float64(load(sums, j)))
             above, rest = load(highest, j), number_type(log_of_sum)
             if is_kept:
                 for i in range(classes):
-                    store(log_prob, at + j * classes + i, load(turned, i * TURNED + j) - above - rest)
+                    store(log_prob, at + j * classes + i, load(transposed, i * TRANSPOSED + j) - above - rest)
             chosen, loss = int64(load(labels, first + j)), 0.0
             if chosen != ignore_index:
-                loss = _loss_at(turned, chosen * TURNED + j, above, log_of_sum, weights, chosen, weighted)
+                loss = _loss_at(transposed, chosen * TRANSPOSED + j, above, log_of_sum, weights, chosen, weighted)
             together += loss
             if each_has_its_own:
                 store(output, first + j, number_type(loss))

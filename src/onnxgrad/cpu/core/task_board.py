@@ -1,4 +1,4 @@
-"""A board on which a running kernel posts its tasks, and on which helping threads look for them.
+"""The task board: a running kernel posts its tasks there, and helping threads look for them.
 
 The kernel's thread opens the board, helpers enter, everyone draws tasks until none is left, the kernel closes the
 board and waits for those still inside. It is all native code: Python's lock is not needed between two rounds of tasks,
@@ -18,11 +18,11 @@ from numba.np.numpy_support import carray
 from onnxgrad.cpu.core.jit import c_function, int64, machine_code, native
 from onnxgrad.tensor_types import Array
 
-# What stands where on a board, each on a cache line of its own.
-POST, TASK_LOOP, WORK, TURN, INSIDE, CLOSED = (8 * line for line in range(6))
+# Positions on a board, each on a cache line of its own.
+POST, TASK_LOOP, WORK, ROUND, INSIDE, CLOSED = (8 * line for line in range(6))
 SIZE = 8 * 6
 PATIENCE = 2000  # looks at the board before a thread lets others have the core
-OPEN = 1  # TURN is odd while there is something to do
+OPEN = 1  # ROUND is odd while there is something to do
 
 
 @machine_code
@@ -69,16 +69,16 @@ def _step_aside(typing_context: Any) -> Any:
 
 
 @native
-def assist(board: Array) -> None:
+def help_kernel(board: Array) -> None:
     """Takes part in whatever is posted, until the board is closed."""
     done, looks = int64(0), 0
     while _load(board, CLOSED) == 0:
-        turn = _load(board, TURN)
-        if turn % 2 == OPEN and turn != done:
+        number = _load(board, ROUND)
+        if number % 2 == OPEN and number != done:
             _add(board, INSIDE, int64(1))
-            if _load(board, TURN) == turn:  # still this turn: whoever is inside is waited for
+            if _load(board, ROUND) == number:  # still this round: whoever is inside is waited for
                 _call(_load(board, TASK_LOOP), _load(board, WORK))
-                done = turn
+                done = number
             _add(board, INSIDE, int64(-1))
             looks = 0
         looks += 1
@@ -90,9 +90,9 @@ def _post(memory: Any, task_loop: int, work: int, count: int) -> None:
     """The C function that `parallel` calls with the board it was given as its scheduler."""
     board = carray(memory, SIZE)
     board[TASK_LOOP], board[WORK] = task_loop, work
-    _add(board, TURN, int64(1))
+    _add(board, ROUND, int64(1))
     _call(task_loop, work)
-    _add(board, TURN, int64(1))
+    _add(board, ROUND, int64(1))
     looks = 0
     while _load(board, INSIDE) > 0:
         looks += 1

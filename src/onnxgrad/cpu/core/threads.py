@@ -111,10 +111,10 @@ def launch(native: Callable[..., Any], *args: Any, bytes_touched: int) -> Any:
         return NOTHING_WRONG
     if _limit == 1 or bytes_touched < WORTH_SHARING:
         return native(*args, SERIAL)
-    from onnxgrad.cpu.core.task_board import CLOSED, assist, new_board  # here, since it loads Numba
+    from onnxgrad.cpu.core.task_board import CLOSED, help_kernel, new_board  # here, since it loads Numba
 
     board = new_board()
-    helpers = [_Job(assist, board) for _ in range(min(_limit - 1, max(1, bytes_touched // SHARE)))]
+    helpers = [_Job(help_kernel, board) for _ in range(min(_limit - 1, max(1, bytes_touched // SHARE)))]
     try:
         for helper in helpers:
             _pool.submit(helper)

@@ -6,7 +6,7 @@ from typing import TypeAlias
 import triton
 import triton.language as tl
 
-from onnxgrad.ops.families.pools import ALONE, Axis
+from onnxgrad.ops.families.windows import ALONE, Axis
 
 BLOCK = 512  # elements of one program
 Layout: TypeAlias = list[int]

@@ -1,45 +1,68 @@
-"""How a kernel walks over an image: pads, strides and dilations of each axis, by the attributes of Conv."""
+"""How windows lie over an image, axis by axis, by the attributes of convolutions and pools."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from onnxgrad.schema import Dim
 
 AUTO_PADS = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
+MOST_AXES = 3  # of a pool; onnxruntime's pools have no more, either
 
 
-@dataclass(frozen=True)
-class Axis:
-    """One spatial axis, its sizes known; `first` is the pad before the image, `count` the number of windows."""
+class Axis(NamedTuple):
+    """One spatial axis: window o begins at o · stride - before, and ends are within size + after."""
 
     size: int
+    windows: int
     kernel: int
     stride: int
     dilation: int
-    first: int
-    count: int
+    before: int
+    after: int
 
     @property
     def reach(self) -> int:
         """Where the last window ends, counted from the first pad."""
-        return (self.count - 1) * self.stride + (self.kernel - 1) * self.dilation + 1 if self.count else 0
+        return (self.windows - 1) * self.stride + (self.kernel - 1) * self.dilation + 1 if self.windows else 0
 
     def seen_by(self, k: int) -> slice:
         """What the k-th element of the kernel sees of the padded axis."""
         start = k * self.dilation
-        return slice(start, start + (self.count - 1) * self.stride + 1 if self.count else start, self.stride)
+        return slice(start, start + (self.windows - 1) * self.stride + 1 if self.windows else start, self.stride)
 
     def reads(self, k: int) -> tuple[int, int, int]:
         """(first, end, start): windows first … end - 1 see something of the image, at start + stride · window."""
-        start = k * self.dilation - self.first
-        first = min(self.count, max(0, -(start // self.stride)))
-        end = max(first, min(self.count, -(-(self.size - start) // self.stride)))
+        start = k * self.dilation - self.before
+        first = min(self.windows, max(0, -(start // self.stride)))
+        end = max(first, min(self.windows, -(-(self.size - start) // self.stride)))
         return first, end, start
 
 
-def walk(sizes: Sequence[Dim], kernel: Sequence[Dim], attributes: dict[str, Any]) -> list[Any]:
-    """An Axis for each, its `count` None where a size is not known; raises where attributes make no sense."""
+ALONE = Axis(1, 1, 1, 1, 1, 0, 0)  # stands for an axis that is not there
+
+
+def same_pads(auto_pad: str, size: int, extent: int, stride: int) -> tuple[int, int]:
+    """The pads before and after an image for SAME_UPPER and SAME_LOWER: there is a window for each stride."""
+    total = max((-(-size // stride) - 1) * stride + extent - size, 0)
+    smaller = total // 2
+    return (smaller, total - smaller) if auto_pad == "SAME_UPPER" else (total - smaller, smaller)
+
+
+def _axis(
+    auto_pad: str, size: int, kernel: int, stride: int, dilation: int, before: int, after: int, ceil_mode: bool = False
+) -> Axis:
+    extent = (kernel - 1) * dilation + 1
+    if auto_pad.startswith("SAME"):
+        return Axis(size, -(-size // stride), kernel, stride, dilation, *same_pads(auto_pad, size, extent, stride))
+    room = size + before + after - extent
+    windows = room // stride + 1
+    if ceil_mode and room % stride and windows * stride < size + before:  # the last one starts in the image
+        windows += 1
+    return Axis(size, max(windows, 0), kernel, stride, dilation, before, after)
+
+
+def conv_axes(sizes: Sequence[Dim], kernel: Sequence[Dim], attributes: dict[str, Any]) -> list[Any]:
+    """An Axis for each, its `windows` None where a size is not known; raises where attributes make no sense."""
     rank = len(sizes)
     strides, dilations = (_positive(name, attributes[name], rank) for name in ("strides", "dilations"))
     auto_pad, pads = attributes["auto_pad"], attributes["pads"]
@@ -50,8 +73,12 @@ def walk(sizes: Sequence[Dim], kernel: Sequence[Dim], attributes: dict[str, Any]
         raise ValueError(f"pads is {pads}, expected {2 * rank} numbers")
     if min(pads) < 0:
         raise ValueError(f"pads is {pads}, expected no negative number")
-    axes = zip(sizes, kernel, strides, dilations, pads[:rank], pads[rank:], strict=True)
-    return [_axis(auto_pad, *axis) for axis in axes]
+    found: list[Any] = []
+    for a, (size, taps) in enumerate(zip(sizes, kernel, strict=True)):
+        others = strides[a], dilations[a], pads[a], pads[rank + a]
+        is_known = isinstance(size, int) and isinstance(taps, int)
+        found.append(_axis(auto_pad, size, taps, *others) if is_known else Axis(size, None, taps, *others))  # type: ignore[arg-type]
+    return found
 
 
 def _positive(name: str, numbers: Sequence[int] | None, rank: int) -> list[int]:
@@ -61,13 +88,80 @@ def _positive(name: str, numbers: Sequence[int] | None, rank: int) -> list[int]:
     return given
 
 
-def _axis(auto_pad: str, size: Dim, kernel: Dim, stride: int, dilation: int, first: int, last: int) -> Any:
-    if not isinstance(size, int) or not isinstance(kernel, int):
-        return Axis(size, kernel, stride, dilation, first, None)  # type: ignore[arg-type]
-    window = (kernel - 1) * dilation + 1
-    if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
-        count = -(-size // stride)
-        total = max(0, (count - 1) * stride + window - size)
-        first = total // 2 if auto_pad == "SAME_UPPER" else total - total // 2
-        return Axis(size, kernel, stride, dilation, first, count)
-    return Axis(size, kernel, stride, dilation, first, max(0, (size + first + last - window) // stride + 1))
+class PoolSettings(NamedTuple):
+    """The attributes of a pool, filled in; pads are all beginnings, then all ends."""
+
+    kernel: list[int]
+    strides: list[int]
+    dilations: list[int]
+    pads: list[int]
+    auto_pad: str
+    ceil_mode: bool
+
+    @property
+    def extents(self) -> list[int]:
+        """The sizes of a window, from its first element to its last."""
+        return [(k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True)]
+
+
+def pool_settings(
+    auto_pad: str,
+    ceil_mode: int,
+    dilations: Sequence[int] | None,
+    kernel_shape: Sequence[int] | None,
+    pads: Sequence[int] | None,
+    strides: Sequence[int] | None,
+) -> PoolSettings:
+    """The attributes checked; empty lists and None are what ONNX fills in."""
+    if not kernel_shape:
+        raise ValueError("kernel_shape is missing")
+    rank = len(kernel_shape)
+    if rank > MOST_AXES:
+        raise ValueError(f"kernel_shape is {list(kernel_shape)}, expected at most {MOST_AXES} numbers")
+    if auto_pad not in AUTO_PADS:
+        raise ValueError(f"auto_pad is {auto_pad!r}, expected one of {', '.join(map(repr, AUTO_PADS))}")
+    filled = {
+        "kernel_shape": (list(kernel_shape), rank, 1),
+        "strides": (list(strides or [1] * rank), rank, 1),
+        "dilations": (list(dilations or [1] * rank), rank, 1),
+        "pads": (list(pads or [0] * (2 * rank)), 2 * rank, 0),
+    }
+    for name, (numbers, length, least) in filled.items():
+        if len(numbers) != length:
+            raise ValueError(f"{name} is {numbers}, expected {length} numbers for kernel_shape {list(kernel_shape)}")
+        if min(numbers) < least:
+            raise ValueError(f"{name} is {numbers}, expected numbers of at least {least}")
+    kernel, strides, dilations, pads = (numbers for numbers, _, _ in filled.values())
+    if auto_pad.startswith("SAME") and max(dilations) > 1:
+        raise ValueError(f"auto_pad is {auto_pad!r} and dilations are {dilations}, expected pads in their place")
+    return PoolSettings(
+        kernel, strides, dilations, pads if auto_pad == "NOTSET" else [0] * (2 * rank), auto_pad, bool(ceil_mode)
+    )
+
+
+def pool_axes(image: Sequence[int], given: PoolSettings) -> list[Axis]:
+    """How the windows lie on an image of that spatial shape."""
+    rank = len(given.kernel)
+    pads = zip(given.pads[:rank], given.pads[rank:], strict=True)
+    axes = zip(image, given.kernel, given.strides, given.dilations, pads, strict=True)
+    return [_axis(given.auto_pad, n, k, s, d, *both, given.ceil_mode) for n, k, s, d, both in axes]
+
+
+def check_windows(dY: tuple[Dim, ...] | None, image: tuple[Dim, ...] | None, name: str, given: PoolSettings) -> None:
+    """Refuses a dY that the pool cannot have given for an image."""
+    rank = len(given.kernel)
+    for what, dims in (("dY", dY), (name, image)):
+        if dims is not None and len(dims) != rank + 2:
+            raise ValueError(f"{what} has {len(dims)} dimensions, expected {rank + 2} for kernel_shape {given.kernel}")
+    if dY is None or image is None:
+        return
+    expected: list[Dim] = list(image[:2])
+    for k, size in enumerate(image[2:]):
+        count = pool_axes([size] * rank, given)[k].windows if isinstance(size, int) else None
+        # Before opset 22, ONNX counts a last window, too, that starts past the image.
+        if given.ceil_mode and count is not None and dY[2 + k] == count + 1:
+            count += 1
+        expected.append(count)
+    if any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(dY, expected, strict=True)):
+        what = f"{name} {list(image)}" if name == "shape" else f"{name} of shape {list(image)}"
+        raise ValueError(f"dY has shape {list(dY)}, expected {expected} for {what}")

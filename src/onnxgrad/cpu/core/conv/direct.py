@@ -5,18 +5,16 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 
 from onnxgrad.cpu.core.conv.im2col import fold
 from onnxgrad.cpu.core.halves import load, store, zero
 from onnxgrad.cpu.core.jit import int64, machine_code, native
-from onnxgrad.cpu.core.matmul.microkernel import VECTOR_BYTES
 from onnxgrad.cpu.core.parallel import parallel
+from onnxgrad.cpu.core.vectors import INT64, VECTOR_BYTES, Vectors, data_of
 from onnxgrad.tensor_types import Array
 
 LANES = 64  # sums that a bias is added up in
 DEPTH = 1024  # numbers added up by themselves: sums of sums round less
-INT64, INT32, BIT = ir.IntType(64), ir.IntType(32), ir.IntType(1)
 
 
 @machine_code
@@ -34,51 +32,31 @@ def _add_products(
     sum_start: Any,
 ) -> Any:
     """For each of `taps`, adds a[i] · b[i + its offset], i below `count`, to a vector of sums, lane by lane."""
-    element = sums.dtype
-    size = element.bitwidth // 8
-    lanes = VECTOR_BYTES // size
-    vector = ir.VectorType(ir.FloatType() if size == 4 else ir.DoubleType(), lanes)
     height = taps.literal_value
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
         _, a_array, a_at, b_array, b_at, o_array, o_at, total, s_array, s_at = values
-        name = f"v{lanes}f{element.bitwidth}"
-        mask_type, counts = ir.VectorType(BIT, lanes), ir.VectorType(INT64, lanes)
-
-        def function(result: Any, arguments: list[Any], intrinsic_name: str) -> Any:
-            return cgutils.get_or_insert_function(builder.module, ir.FunctionType(result, arguments), intrinsic_name)
-
-        def pointer(kind: Any, array: Any, start: Any) -> Any:
-            return builder.gep(context.make_array(kind)(context, builder, array).data, [start])
-
-        def vector_at(base: Any, offset: Any) -> Any:
-            return builder.bitcast(builder.gep(base, [offset]), vector.as_pointer())
-
-        fma = function(vector, [vector] * 3, f"llvm.fma.{name}")
-        masked_load = function(
-            vector, [vector.as_pointer(), INT32, mask_type, vector], f"llvm.masked.load.{name}.p0{name}"
+        v = Vectors(builder, sums.dtype.bitwidth // 8)
+        arrays = (a, a_array, a_at), (b, b_array, b_at), (offsets, o_array, o_at), (sums, s_array, s_at)
+        a_base, b_base, offset_base, sum_base = (
+            builder.gep(data_of(context, builder, kind, array), [start]) for kind, array, start in arrays
         )
-        a_base, b_base = pointer(a, a_array, a_at), pointer(b, b_array, b_at)
-        offset_base, sum_base = pointer(offsets, o_array, o_at), pointer(sums, s_array, s_at)
         bases = [builder.gep(b_base, [builder.load(builder.gep(offset_base, [INT64(tap)]))]) for tap in range(height)]
-        places = [vector_at(sum_base, INT64(tap * lanes)) for tap in range(height)]
-        old = [builder.load(place, align=size) for place in places]
-        whole = builder.and_(total, INT64(-lanes))
+        places = [v.at(sum_base, INT64(tap * v.lanes)) for tap in range(height)]
+        old = [v.load(place) for place in places]
+        whole = builder.and_(total, INT64(-v.lanes))
         before = builder.block
         loop, done = builder.append_basic_block("add"), builder.append_basic_block("added")
         builder.cbranch(builder.icmp_signed(">", whole, INT64(0)), loop, done)
         builder.position_at_end(loop)
         i = builder.phi(INT64)
         i.add_incoming(INT64(0), before)
-        running = [builder.phi(vector) for _ in range(height)]
+        running = [builder.phi(v.type) for _ in range(height)]
         for value, start in zip(running, old, strict=True):
             value.add_incoming(start, before)
-        left = builder.load(vector_at(a_base, i), align=size)
-        new = [
-            builder.call(fma, [left, builder.load(vector_at(base, i), align=size), value])
-            for base, value in zip(bases, running, strict=True)
-        ]
-        following = builder.add(i, INT64(lanes))
+        left = v.load(v.at(a_base, i))
+        new = [v.fma(left, v.load(v.at(base, i)), value) for base, value in zip(bases, running, strict=True)]
+        following = builder.add(i, INT64(v.lanes))
         i.add_incoming(following, loop)
         for value, result in zip(running, new, strict=True):
             value.add_incoming(result, loop)
@@ -86,25 +64,15 @@ def _add_products(
         builder.position_at_end(done)
         merged = []
         for start, result in zip(old, new, strict=True):
-            value = builder.phi(vector)
+            value = builder.phi(v.type)
             value.add_incoming(start, before)
             value.add_incoming(result, loop)
             merged.append(value)
         # Of the last vector only what belongs to the line is read, so that nothing else, infinite perhaps, gets in.
-        spread = builder.shuffle_vector(
-            builder.insert_element(ir.Constant(counts, ir.Undefined), builder.sub(total, whole), INT32(0)),
-            ir.Constant(counts, ir.Undefined),
-            ir.Constant(ir.VectorType(INT32, lanes), None),
-        )
-        mask = builder.icmp_signed("<", ir.Constant(counts, list(range(lanes))), spread)
-        nothing = ir.Constant(vector, None)
-
-        def rest_of(base: Any) -> Any:
-            return builder.call(masked_load, [vector_at(base, whole), INT32(size), mask, nothing])
-
-        left = rest_of(a_base)
+        rest = v.compare("<", builder.sub(total, whole))
+        left = v.masked_load(v.at(a_base, whole), rest)
         for base, value, place in zip(bases, merged, places, strict=True):
-            builder.store(builder.call(fma, [left, rest_of(base), value]), place, align=size)
+            v.store(v.fma(left, v.masked_load(v.at(base, whole), rest), value), place)
         return context.get_dummy_value()
 
     n = types.int64
@@ -144,13 +112,13 @@ def _channel_weights(
     dW: Array,
     lines: Array,
     taps: Array,
-    walk: tuple[int, ...],
+    geometry: tuple[int, ...],
     sizes: tuple[int, ...],
     last_axis: tuple[int, int, int],
 ) -> None:
     """The gradient of all that one channel of X is multiplied with."""
     images, groups, inputs, outputs = sizes
-    area, out_lines, width, kernel_lines, tap_count, stride = walk
+    area, out_lines, width, kernel_lines, tap_count, stride = geometry
     in_width, pad, dilation = last_axis
     group, channel = number // inputs, number % inputs
     lanes = VECTOR_BYTES // X.itemsize
@@ -205,29 +173,29 @@ def direct_weight_gradient(
     dW: Array,
     lines: Array,
     taps: Array,
-    walk: tuple[int, ...],
+    geometry: tuple[int, ...],
     sizes: tuple[int, ...],
     last_axis: tuple[int, int, int],
     scheduler: int,
 ) -> None:
     """dW [M, C / group, …]; `last_axis` is (elements in a line of X, pad before it, dilation)."""
-    parallel(scheduler, sizes[1] * sizes[2], _channel_weights, (dY, X, dW, lines, taps, walk, sizes, last_axis))
+    parallel(scheduler, sizes[1] * sizes[2], _channel_weights, (dY, X, dW, lines, taps, geometry, sizes, last_axis))
 
 
 @native
-def _channel_image(
+def _channel_input(
     number: int,
     dY: Array,
     W: Array,
     dX: Array,
     lines: Array,
     taps: Array,
-    walk: tuple[int, ...],
+    geometry: tuple[int, ...],
     sizes: tuple[int, ...],
 ) -> None:
     """The gradient of one channel of an image."""
     _, groups, inputs, outputs = sizes
-    area, out_lines, width, kernel_lines, tap_count, _ = walk
+    area, out_lines, width, kernel_lines, tap_count, _ = geometry
     kernel, windows = kernel_lines * tap_count, out_lines * width
     channel, group, image = number % inputs, number // inputs % groups, number // inputs // groups
     zero(dX, number * area, (number + 1) * area)
@@ -235,22 +203,22 @@ def _channel_image(
         source = ((image * groups + group) * outputs + m) * windows
         weights = ((group * outputs + m) * inputs + channel) * kernel
         for k in range(kernel):
-            fold(dY, source, lines, taps, walk, k, int64(0), windows, load(W, weights + k), dX, number * area)
+            fold(dY, source, lines, taps, geometry, k, int64(0), windows, load(W, weights + k), dX, number * area)
 
 
 @native
-def direct_image_gradient(
+def direct_input_gradient(
     dY: Array,
     W: Array,
     dX: Array,
     lines: Array,
     taps: Array,
-    walk: tuple[int, ...],
+    geometry: tuple[int, ...],
     sizes: tuple[int, ...],
     scheduler: int,
 ) -> None:
     """dX, a channel of an image at a time."""
-    parallel(scheduler, sizes[0] * sizes[1] * sizes[2], _channel_image, (dY, W, dX, lines, taps, walk, sizes))
+    parallel(scheduler, sizes[0] * sizes[1] * sizes[2], _channel_input, (dY, W, dX, lines, taps, geometry, sizes))
 
 
 @native

@@ -3,7 +3,7 @@
 Rows of an image are found in tables, so that the code knows two axes only, whatever the number of dimensions: `lines`
 has, for each element of the kernel's outer axes and each output line, where the image's line begins that it sees, or
 -1 where that is padding; `taps` has, for each element of the kernel's last axis, the windows that see something of the
-image, first and end, and where window 0 would. `walk` is (elements in an image, output lines, windows in a line,
+image, first and end, and where window 0 would. `geometry` is (elements in an image, output lines, windows in a line,
 kernel lines, taps in a line, stride). Tables are flat.
 """
 
@@ -11,14 +11,11 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 
 from onnxgrad.cpu.core.halves import load, store, zero
 from onnxgrad.cpu.core.jit import inlined, machine_code
-from onnxgrad.cpu.core.matmul.microkernel import VECTOR_BYTES
+from onnxgrad.cpu.core.vectors import VECTOR_BYTES, Vectors, data_of
 from onnxgrad.tensor_types import Array
-
-INT64, INT32, BIT = ir.IntType(64), ir.IntType(32), ir.IntType(1)
 
 
 @machine_code
@@ -39,46 +36,17 @@ def _move(
     Lines are short: a loop that becomes vector code would spend its time on beginnings and ends.
     """
     element = target.dtype
-    size = element.bitwidth // 8
-    lanes = VECTOR_BYTES // size
-    vector = ir.VectorType(ir.FloatType() if size == 4 else ir.DoubleType(), lanes)
-    numbers, mask_type = ir.VectorType(INT32, lanes), ir.VectorType(BIT, lanes)
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
         _, s_array, s_at, first, last, t_array, t_at, valid, scale = values
-        name = f"v{lanes}f{element.bitwidth}"
-
-        def function(result: Any, arguments: list[Any], intrinsic_name: str) -> Any:
-            return cgutils.get_or_insert_function(builder.module, ir.FunctionType(result, arguments), intrinsic_name)
-
-        def vector_at(kind: Any, array: Any, start: Any) -> Any:
-            data = context.make_array(kind)(context, builder, array).data
-            return builder.bitcast(builder.gep(data, [start]), vector.as_pointer())
-
-        def everywhere(kind: Any, number: Any) -> Any:
-            alone = builder.insert_element(ir.Constant(kind, ir.Undefined), number, INT32(0))
-            return builder.shuffle_vector(alone, ir.Constant(kind, ir.Undefined), ir.Constant(numbers, None))
-
-        def compared(how: str, number: Any) -> Any:
-            here = ir.Constant(numbers, list(range(lanes)))
-            return builder.icmp_signed(how, here, everywhere(numbers, builder.trunc(number, INT32)))
-
-        masked_load = function(
-            vector, [vector.as_pointer(), INT32, mask_type, vector], f"llvm.masked.load.{name}.p0{name}"
-        )
-        masked_store = function(
-            ir.VoidType(), [vector, vector.as_pointer(), INT32, mask_type], f"llvm.masked.store.{name}.p0{name}"
-        )
-        inside = builder.and_(compared(">=", first), compared("<", last))
-        nothing, place = ir.Constant(vector, None), vector_at(target, t_array, t_at)
-        moved = builder.call(masked_load, [vector_at(source, s_array, s_at), INT32(size), inside, nothing])
+        v = Vectors(builder, element.bitwidth // 8)
+        inside = builder.and_(v.compare(">=", first), v.compare("<", last))
+        moved = v.masked_load(v.at(data_of(context, builder, source, s_array), s_at), inside)
+        place = v.at(data_of(context, builder, target, t_array), t_at)
         if adds.literal_value:
-            old = builder.call(masked_load, [place, INT32(size), inside, nothing])
-            fma = function(vector, [vector] * 3, f"llvm.fma.{name}")
-            moved = builder.call(fma, [moved, everywhere(vector, scale), old])
-            builder.call(masked_store, [moved, place, INT32(size), inside])
+            v.masked_store(v.fma(moved, v.splat(scale), v.masked_load(place, inside)), place, inside)
         else:
-            builder.call(masked_store, [moved, place, INT32(size), compared("<", valid)])
+            v.masked_store(moved, place, v.compare("<", valid))
         return context.get_dummy_value()
 
     n = types.int64
@@ -91,7 +59,7 @@ def unfold(
     image: int,
     lines: Array,
     taps: Array,
-    walk: tuple[int, ...],
+    geometry: tuple[int, ...],
     element: int,
     start: int,
     end: int,
@@ -99,7 +67,7 @@ def unfold(
     at: int,
 ) -> None:
     """target[at …] = what an element of the kernel sees of the image from window `start` to `end`."""
-    _, out_lines, width, _, tap_count, stride = walk
+    _, out_lines, width, _, tap_count, stride = geometry
     line, tap = element // tap_count, element % tap_count
     first, last, shift = load(taps, 3 * tap), load(taps, 3 * tap + 1), load(taps, 3 * tap + 2)
     lanes, nothing = VECTOR_BYTES // X.itemsize, type(load(X, 0))(0)
@@ -136,7 +104,7 @@ def fold(
     at: int,
     lines: Array,
     taps: Array,
-    walk: tuple[int, ...],
+    geometry: tuple[int, ...],
     element: int,
     start: int,
     end: int,
@@ -145,7 +113,7 @@ def fold(
     image: int,
 ) -> None:
     """Adds source[at …], times a factor, to where an element of the kernel saw it: the way back of `unfold`."""
-    _, out_lines, width, _, tap_count, stride = walk
+    _, out_lines, width, _, tap_count, stride = geometry
     line, tap = element // tap_count, element % tap_count
     first, last, shift = load(taps, 3 * tap), load(taps, 3 * tap + 1), load(taps, 3 * tap + 2)
     lanes = VECTOR_BYTES // dX.itemsize

@@ -1,4 +1,4 @@
-"""The image's gradient: products of the kernel with dY, folded back into the image block by block, while in cache."""
+"""The input's gradient: products of the kernel with dY, folded back into the image block by block, while in cache."""
 
 import numpy as np
 
@@ -8,7 +8,6 @@ from onnxgrad.cpu.core.jit import native
 from onnxgrad.cpu.core.matmul.microkernel import (
     PACKED,
     ROWS,
-    VECTOR_BYTES,
     VECTORS,
     Matrix,
     Panels,
@@ -20,6 +19,7 @@ from onnxgrad.cpu.core.matmul.microkernel import (
 )
 from onnxgrad.cpu.core.matmul.outer import pack_left
 from onnxgrad.cpu.core.parallel import parallel
+from onnxgrad.cpu.core.vectors import VECTOR_BYTES
 from onnxgrad.tensor_types import Array
 
 CHANNELS = 256  # of dY at a time; fixed, since it orders the additions
@@ -82,7 +82,7 @@ def _fold_images(
     dX: Array,
     lines: Array,
     taps: Array,
-    walk: tuple[int, ...],
+    geometry: tuple[int, ...],
     sizes: tuple[int, ...],
     block_channels: int,
     row_blocks: int,
@@ -91,7 +91,7 @@ def _fold_images(
 ) -> None:
     """Some channels of the gradient of an image, or of several small ones."""
     images, groups, inputs, outputs = sizes
-    area, out_lines, width, kernel_lines, tap_count, _ = walk
+    area, out_lines, width, kernel_lines, tap_count, _ = geometry
     windows, kernel = out_lines * width, kernel_lines * tap_count
     row_block, rest = number % row_blocks, number // row_blocks
     group, part = rest % groups, rest // groups
@@ -149,19 +149,19 @@ def _fold_images(
                     target = (((image + i) * groups + group) * inputs + channel + row // kernel) * area
                     place = row * WINDOWS + i * count
                     fold(
-                        folded, place, lines, taps, walk, row % kernel, start, start + count, one, dX, target,
+                        folded, place, lines, taps, geometry, row % kernel, start, start + count, one, dX, target,
                     )  # fmt: skip
 
 
 @native
-def image_gradient(
+def input_gradient(
     dY: Array,
     W: Array,
     dX: Array,
     packed_kernel: Array,
     lines: Array,
     taps: Array,
-    walk: tuple[int, ...],
+    geometry: tuple[int, ...],
     sizes: tuple[int, ...],
     block_channels: int,
     is_plain: bool,
@@ -170,14 +170,14 @@ def image_gradient(
 ) -> None:
     """dX; `packed_kernel` is room for W. `is_plain` says that windows are elements of the image, one for one."""
     images, groups, inputs, outputs = sizes
-    kernel = walk[3] * walk[4]
+    kernel = geometry[3] * geometry[4]
     row_blocks = (inputs + block_channels - 1) // block_channels
     parallel(
         scheduler, groups * row_blocks, _pack_kernel,
         (W, packed_kernel, inputs * kernel, outputs, block_channels * kernel, row_blocks),
     )  # fmt: skip
-    together = max(1, WINDOWS // (walk[1] * walk[2]))
+    together = max(1, WINDOWS // (geometry[1] * geometry[2]))
     parallel(
         scheduler, (images + together - 1) // together * groups * row_blocks, _fold_images,
-        (dY, packed_kernel, dX, lines, taps, walk, sizes, block_channels, row_blocks, is_plain, gemm),
+        (dY, packed_kernel, dX, lines, taps, geometry, sizes, block_channels, row_blocks, is_plain, gemm),
     )  # fmt: skip

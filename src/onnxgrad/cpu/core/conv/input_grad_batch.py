@@ -1,10 +1,10 @@
-"""The image's gradient, several images at a time: their dY with the channels last, times the kernel, nothing unfolded.
+"""The input's gradient, several images at a time: their dY with the channels last, times the kernel, nothing unfolded.
 
 With its channels last, what the taps of one kernel line see of a line of dY is one run of memory, so an element of the
 image takes one product for each kernel line: a row for each image, a column for each of its channels. Windows that lie
 outside are left out, not multiplied with zeros.
 
-An image is made in bands of lines; dY of the lines that a band sees is turned for it alone and stays in the
+An image is made in bands of lines; dY of the lines that a band sees is transposed for it alone and stays in the
 second-level cache. Tables, flat, are made by core/conv/tables.py:
 `bands`: for each band its first line, the line after its last, and the first and the end of its `stretches`;
 `stretches`: (first line of dY, lines, the slot of the first): what a band sees;
@@ -19,9 +19,10 @@ import numpy as np
 from onnxgrad.cpu.core.conv.weight_grad_batch import row_step
 from onnxgrad.cpu.core.halves import load, store, zero
 from onnxgrad.cpu.core.jit import native
-from onnxgrad.cpu.core.matmul.microkernel import VECTOR_BYTES, Matrix, Panels, aligned, multiply, panel_width
-from onnxgrad.cpu.core.matmul.transpose import turn
+from onnxgrad.cpu.core.matmul.microkernel import Matrix, Panels, aligned, multiply, panel_width
+from onnxgrad.cpu.core.matmul.transpose import transpose
 from onnxgrad.cpu.core.parallel import parallel
+from onnxgrad.cpu.core.vectors import VECTOR_BYTES
 from onnxgrad.tensor_types import Array
 
 IMAGES = 8  # at a time: the rows of a product
@@ -65,14 +66,14 @@ def _make_band(
     dX: Array,
     tables: tuple[Array, ...],
     sizes: tuple[int, ...],
-    walk: tuple[int, ...],
+    geometry: tuple[int, ...],
     cuts: tuple[int, int, int],
     gemm: int,
 ) -> None:
     """A band of some images, some of its channels."""
     bands, stretches, slots, spots, runs = tables
     images, groups, inputs, outputs = sizes
-    area, out_lines, width, kernel_lines, tap_count, _ = walk
+    area, out_lines, width, kernel_lines, tap_count, _ = geometry
     band_count, column_blocks, most_slots = cuts
     line_size, windows = spots.size - 1, out_lines * width
     in_lines, panel = area // line_size, panel_width(dX)
@@ -82,9 +83,9 @@ def _make_band(
     together = min(IMAGES, images - image)
     begin, end = load(bands, band * 4), load(bands, band * 4 + 1)
 
-    turned_step = row_step(most_slots * width * outputs, dX)
-    turned = np.empty(together * turned_step + VECTOR_BYTES, dX.dtype)
-    first = aligned(turned)
+    transposed_step = row_step(most_slots * width * outputs, dX)
+    transposed = np.empty(together * transposed_step + VECTOR_BYTES, dX.dtype)
+    first = aligned(transposed)
     for stretch in range(load(bands, band * 4 + 2), load(bands, band * 4 + 3)):
         line, count, slot = (
             load(stretches, stretch * 3),
@@ -93,8 +94,8 @@ def _make_band(
         )
         for i in range(together):
             source = (((image + i) * groups + group) * outputs) * windows + line * width
-            at = first + i * turned_step + slot * width * outputs
-            turn(dY, source, windows, outputs, count * width, turned, at, outputs)
+            at = first + i * transposed_step + slot * width * outputs
+            transpose(dY, source, windows, outputs, count * width, transposed, at, outputs)
 
     elements = (end - begin) * line_size
     made_step = row_step(elements * panel, dX)
@@ -120,7 +121,7 @@ def _make_band(
                             some = min(DEPTH, depth - k)
                             multiply(
                                 gemm,
-                                Matrix(turned, a + k, turned_step),
+                                Matrix(transposed, a + k, transposed_step),
                                 Panels(packed_kernel, b + k * panel, line_depth),
                                 Matrix(made, c, made_step),
                                 (together, some, columns),
@@ -128,11 +129,11 @@ def _make_band(
                             )
         for i in range(together):
             at = (((image + i) * groups + group) * inputs + part * panel) * area + begin * line_size
-            turn(made, target + i * made_step, panel, elements, columns, dX, at, area)
+            transpose(made, target + i * made_step, panel, elements, columns, dX, at, area)
 
 
 @native
-def batch_image_gradient(
+def batch_input_gradient(
     dY: Array,
     W: Array,
     dX: Array,
@@ -140,14 +141,14 @@ def batch_image_gradient(
     order: Array,
     tables: tuple[Array, ...],
     sizes: tuple[int, ...],
-    walk: tuple[int, ...],
+    geometry: tuple[int, ...],
     cuts: tuple[int, int, int],
     gemm: int,
     scheduler: int,
 ) -> None:
     """dX; `packed_kernel` is room for W, `cuts` the bands, the blocks of channels, and how many slots a band has."""
     images, groups, inputs, outputs = sizes
-    packing = (W, packed_kernel, order, inputs, outputs, walk[3])
+    packing = (W, packed_kernel, order, inputs, outputs, geometry[3])
     parallel(scheduler, groups * ((outputs + CHANNELS - 1) // CHANNELS), _pack_kernel, packing)
     tasks = (images + IMAGES - 1) // IMAGES * groups * cuts[0] * cuts[1]
-    parallel(scheduler, tasks, _make_band, (dY, packed_kernel, dX, tables, sizes, walk, cuts, gemm))
+    parallel(scheduler, tasks, _make_band, (dY, packed_kernel, dX, tables, sizes, geometry, cuts, gemm))

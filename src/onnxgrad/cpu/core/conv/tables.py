@@ -16,9 +16,9 @@ def line_table(axes: tuple[Axis, ...]) -> Array:
     """[kernel line, output line]: the line of the image that is seen, or -1 in the padding."""
     lines, sees = np.zeros((1, 1), np.int64), np.ones((1, 1), np.bool_)
     for axis in axes[:-1]:
-        place = np.arange(axis.kernel)[:, None] * axis.dilation + np.arange(axis.count) * axis.stride - axis.first
+        place = np.arange(axis.kernel)[:, None] * axis.dilation + np.arange(axis.windows) * axis.stride - axis.before
         # [kernel lines so far, this axis' kernel, output lines so far, this axis' windows]
-        shape = lines.shape[0] * axis.kernel, lines.shape[1] * axis.count
+        shape = lines.shape[0] * axis.kernel, lines.shape[1] * axis.windows
         inside = (place >= 0) & (place < axis.size)
         lines = (lines[:, None, :, None] * axis.size + place[None, :, None, :]).reshape(shape)
         sees = (sees[:, None, :, None] & inside[None, :, None, :]).reshape(shape)
@@ -35,14 +35,14 @@ def _seen_from(lines: Array, in_lines: int) -> Array:
 
 def _runs(last: Axis) -> tuple[Array, Array, Array]:
     """`spots`, `runs` and `order`, as core/conv/input_grad_batch.py describes them."""
-    starts = [k * last.dilation - last.first for k in range(last.kernel)]
+    starts = [k * last.dilation - last.before for k in range(last.kernel)]
     places = sorted(range(last.kernel), key=lambda k: (starts[k] % last.stride, -k))
     spots, runs = [0], []
     for x in range(last.size):
         found: list[list[int]] = []
         for place, tap in enumerate(places):
             window, rest = divmod(x - starts[tap], last.stride)
-            if rest or not 0 <= window < last.count:
+            if rest or not 0 <= window < last.windows:
                 continue
             if found and (place, window) == (found[-1][0] + found[-1][2], found[-1][1] + found[-1][2]):
                 found[-1][2] += 1
@@ -54,7 +54,7 @@ def _runs(last: Axis) -> tuple[Array, Array, Array]:
 
 
 @functools.lru_cache(64)
-def image_plan(axes: tuple[Axis, ...], line_bytes: int) -> tuple[tuple[Array, ...], Array, int, int]:
+def input_tables(axes: tuple[Axis, ...], line_bytes: int) -> tuple[tuple[Array, ...], Array, int, int]:
     """Tables and `order` of input_grad_batch.py, bands, and slots of a band; a line of dY has `line_bytes`."""
     last, in_lines = axes[-1], math.prod(a.size for a in axes[:-1])
     seen = _seen_from(line_table(axes), in_lines)
@@ -68,9 +68,9 @@ def image_plan(axes: tuple[Axis, ...], line_bytes: int) -> tuple[tuple[Array, ..
     for band, seen_from in enumerate(needed):
         begin, end = band * height, min(in_lines, (band + 1) * height)
         cuts = np.flatnonzero(np.diff(seen_from) != 1) + 1
-        pieces = np.split(np.arange(len(seen_from)), cuts) if len(seen_from) else []
-        bands.append((begin, end, len(stretches), len(stretches) + len(pieces)))
-        stretches += [(seen_from[p[0]], len(p), p[0]) for p in pieces]
+        chunks = np.split(np.arange(len(seen_from)), cuts) if len(seen_from) else []
+        bands.append((begin, end, len(stretches), len(stretches) + len(chunks)))
+        stretches += [(seen_from[p[0]], len(p), p[0]) for p in chunks]
         here = seen[:, begin:end]
         slots[:, begin:end] = np.where(here < 0, -1, np.searchsorted(seen_from, here))
     spots, runs, order = _runs(last)
@@ -85,7 +85,7 @@ def _band_lines(seen: Array, height: int) -> list[Array]:
 
 
 @functools.lru_cache(64)
-def weight_plan(last: Axis) -> tuple[Array, Array]:
+def weight_tables(last: Axis) -> tuple[Array, Array]:
     """`taps` and `places` of core/conv/weight_grad_batch.py."""
     step = last.stride
     firsts = np.cumsum([0, *(len(range(phase, last.size, step)) for phase in range(step))])

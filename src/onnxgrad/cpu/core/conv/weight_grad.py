@@ -1,7 +1,7 @@
 """The kernel's gradient as a product: unfolded images times dY, whose channels are columns.
 
-The windows of all images are taken DEPTH at a time. A task makes a block of the result out of a fixed share of them;
-shares are added up in their order, so that the number of threads does not show.
+The windows of all images are taken DEPTH at a time. A task makes a block of the result out of a fixed chunk of them;
+chunks are added up in their order, so that the number of threads does not show.
 """
 
 import numpy as np
@@ -11,7 +11,6 @@ from onnxgrad.cpu.core.halves import load, store, zero
 from onnxgrad.cpu.core.jit import native
 from onnxgrad.cpu.core.matmul.microkernel import (
     CACHE_LINE,
-    VECTOR_BYTES,
     VECTORS,
     Matrix,
     Panels,
@@ -19,15 +18,16 @@ from onnxgrad.cpu.core.matmul.microkernel import (
     multiply,
     panel_width,
 )
-from onnxgrad.cpu.core.matmul.transpose import turn
+from onnxgrad.cpu.core.matmul.transpose import transpose
 from onnxgrad.cpu.core.parallel import parallel
+from onnxgrad.cpu.core.vectors import VECTOR_BYTES
 from onnxgrad.tensor_types import Array
 
 DEPTH = 256  # windows at a time; fixed, since it orders the additions
 ROWS = 192  # elements of the kernel in a block: with as many windows they stay in the second-level cache
 COLUMNS = 6 * VECTORS * VECTOR_BYTES // 4  # channels of dY in a block
 TASKS = 16  # wanted; if there are fewer blocks, the windows are shared out
-CHANNELS = 16  # that the last step turns at a time: a cache line
+CHANNELS = 16  # that the last step transposes at a time: a cache line
 
 
 @native
@@ -69,14 +69,14 @@ def _pack_group(
         taken, at = min(panel, outputs - left), base + left * depth
         for i in range(together):
             start = (((image + i) * groups + group) * outputs + left) * windows + first
-            turn(dY, start, windows, taken, count, packed, at + i * count * panel, panel)
+            transpose(dY, start, windows, taken, count, packed, at + i * count * panel, panel)
         if taken < panel:
             for k in range(depth):
                 zero(packed, at + k * panel + taken, at + (k + 1) * panel)
 
 
 @native
-def _pack_turned(number: int, dY: Array, packed: Array, sizes: tuple[int, ...], windows: int) -> None:
+def _pack_transposed(number: int, dY: Array, packed: Array, sizes: tuple[int, ...], windows: int) -> None:
     """A block of windows of dY, each group."""
     images, groups, _, outputs = sizes
     image, together, first, last = block_of(number, images, windows)
@@ -101,21 +101,21 @@ def _make_block(
     X: Array,
     lines: Array,
     taps: Array,
-    walk: tuple[int, ...],
+    geometry: tuple[int, ...],
     sizes: tuple[int, ...],
     cuts: tuple[int, int, int],
-    shares: int,
+    chunks: int,
     is_plain: bool,
-    parts: Array,
+    partial_sums: Array,
     gemm: int,
 ) -> None:
-    """Some elements of the kernel times some channels of dY, over one share of the windows."""
+    """Some elements of the kernel times some channels of dY, over one chunk of the windows."""
     images, groups, inputs, outputs = sizes
-    area, out_lines, width, kernel_lines, tap_count, _ = walk
+    area, out_lines, width, kernel_lines, tap_count, _ = geometry
     height, row_blocks, column_blocks = cuts
     windows, kernel = out_lines * width, kernel_lines * tap_count
     rows = inputs * kernel
-    share, rest = number % shares, number // shares
+    chunk, rest = number % chunks, number // chunks
     group, rest = rest % groups, rest // groups
     top, left = rest % row_blocks * height, rest // row_blocks * COLUMNS
     taken, columns = min(height, rows - top), min(COLUMNS, outputs - left)
@@ -126,8 +126,8 @@ def _make_block(
     is_packed = row_blocks * column_blocks > 1
     right = packed if is_packed else np.empty(DEPTH * room + CACHE_LINE, X.dtype)
     blocks = block_count(images, windows)
-    begin, end = blocks * share // shares, blocks * (share + 1) // shares
-    target = ((share * groups + group) * rows + top) * outputs + left
+    begin, end = blocks * chunk // chunks, blocks * (chunk + 1) // chunks
+    target = ((chunk * groups + group) * rows + top) * outputs + left
     for block in range(begin, end):
         image, together, first, last = block_of(block, images, windows)
         count = last - first
@@ -143,7 +143,7 @@ def _make_block(
                 gemm,
                 Matrix(X, here, area),
                 Panels(right, at, depth),
-                Matrix(parts, target, outputs),
+                Matrix(partial_sums, target, outputs),
                 (taken, depth, columns),
                 block > begin,
             )
@@ -152,53 +152,55 @@ def _make_block(
             for row in range(top, top + taken):
                 channel = ((image + i) * groups + group) * inputs + row // kernel
                 place = (row - top) * DEPTH + i * count
-                unfold(X, channel * area, lines, taps, walk, row % kernel, first, last, unfolded, place)
+                unfold(X, channel * area, lines, taps, geometry, row % kernel, first, last, unfolded, place)
         multiply(
             gemm,
             Matrix(unfolded, 0, DEPTH),
             Panels(right, at, depth),
-            Matrix(parts, target, outputs),
+            Matrix(partial_sums, target, outputs),
             (taken, depth, columns),
             block > begin,
         )
 
 
 @native
-def _add_shares(
+def _add_chunks(
     number: int,
-    parts: Array,
+    partial_sums: Array,
     dW: Array,
     groups: int,
     rows: int,
     outputs: int,
     blocks: int,
-    shares: int,
+    chunks: int,
     is_swapped: bool,
 ) -> None:
-    """The shares added up and, unless it is so already, the channels of dY in front."""
+    """The chunks added up and, unless it is so already, the channels of dY in front."""
     group, first = number // blocks, number % blocks * CHANNELS
     taken, size = min(CHANNELS, outputs - first), groups * rows * outputs
     for row in range(rows):
         here = (group * rows + row) * outputs + first
         for j in range(taken):
-            total = load(parts, here + j)
-            for share in range(1, shares):
-                total += load(parts, here + j + share * size)
+            total = load(partial_sums, here + j)
+            for chunk in range(1, chunks):
+                total += load(partial_sums, here + j + chunk * size)
             store(dW, here + j if is_swapped else (group * outputs + first + j) * rows + row, total)
 
 
 @native
-def add_shares(
-    parts: Array, dW: Array, groups: int, rows: int, outputs: int, shares: int, is_swapped: bool, scheduler: int
+def add_chunks(
+    partial_sums: Array, dW: Array, groups: int, rows: int, outputs: int, chunks: int, is_swapped: bool, scheduler: int
 ) -> None:
-    """dW, out of the shares of [group, row, channel of dY]."""
+    """dW, out of the chunks of [group, row, channel of dY]."""
     blocks = (outputs + CHANNELS - 1) // CHANNELS
-    parallel(scheduler, groups * blocks, _add_shares, (parts, dW, groups, rows, outputs, blocks, shares, is_swapped))
+    parallel(
+        scheduler, groups * blocks, _add_chunks, (partial_sums, dW, groups, rows, outputs, blocks, chunks, is_swapped)
+    )
 
 
 @native
-def share_count(images: int, windows: int, blocks: int) -> int:
-    """How many shares the windows are divided into, by sizes alone."""
+def chunk_count(images: int, windows: int, blocks: int) -> int:
+    """How many chunks the windows are divided into, by sizes alone."""
     return max(1, min(block_count(images, windows), (TASKS + blocks - 1) // blocks))
 
 
@@ -208,29 +210,29 @@ def weight_gradient(
     X: Array,
     dW: Array,
     packed: Array,
-    parts: Array,
+    partial_sums: Array,
     lines: Array,
     taps: Array,
-    walk: tuple[int, ...],
+    geometry: tuple[int, ...],
     sizes: tuple[int, ...],
     cuts: tuple[int, int, int],
-    shares: int,
+    chunks: int,
     is_plain: bool,
     is_swapped: bool,
     gemm: int,
     scheduler: int,
 ) -> None:
-    """dW [M, C / group, …]; `packed` is room for dY, if there are several blocks, `parts` for the shares of the result.
+    """dW [M, C / group, …]; `packed` is room for dY, if there are several blocks, `partial_sums` for the chunks.
 
     `is_plain` says that windows are elements of the image, one for one, and that blocks have one image each. Then X and
     dY, and with them the sizes, may change places, `is_swapped`, so that X is packed.
     """
     images, groups, inputs, outputs = sizes
     _, row_blocks, column_blocks = cuts
-    windows = walk[1] * walk[2]
+    windows = geometry[1] * geometry[2]
     if row_blocks * column_blocks > 1:
-        parallel(scheduler, block_count(images, windows), _pack_turned, (dY, packed, sizes, windows))
-    tasks = shares * groups * row_blocks * column_blocks
-    work = (dY, packed, X, lines, taps, walk, sizes, cuts, shares, is_plain, parts, gemm)
+        parallel(scheduler, block_count(images, windows), _pack_transposed, (dY, packed, sizes, windows))
+    tasks = chunks * groups * row_blocks * column_blocks
+    work = (dY, packed, X, lines, taps, geometry, sizes, cuts, chunks, is_plain, partial_sums, gemm)
     parallel(scheduler, tasks, _make_block, work)
-    add_shares(parts, dW, groups, inputs * walk[3] * walk[4], outputs, shares, is_swapped, scheduler)
+    add_chunks(partial_sums, dW, groups, inputs * geometry[3] * geometry[4], outputs, chunks, is_swapped, scheduler)

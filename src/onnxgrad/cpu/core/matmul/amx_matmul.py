@@ -1,9 +1,9 @@
-"""Products of float32 matrices by tiles, of any size and layout, one or many.
+"""Products of float32 matrices by AMX, of any size and layout, one or many.
 
-A task makes some rows and columns of a product, some numbers along k at a time. The matrix it needs fewer panels of is
-packed first and stays in the second-level cache; the panels of the other one come one after the other. So a part of
-either matrix is packed by several tasks, but none waits for another. While two panels are multiplied, the one that is
-needed next is packed, or a part of one that is needed later.
+A task makes some rows and columns of a product, some numbers along k at a time. It packs the matrix of which it needs
+fewer panels first, and that stays in the second-level cache; it packs the panels of the other one after the other. So
+several tasks pack the same panels, but none waits for another. While AMX multiplies two panels, vector instructions
+pack the panel that comes next, or a chunk of one that comes later.
 """
 
 from typing import Any
@@ -13,8 +13,8 @@ import numpy as np
 from onnxgrad.cpu.core.c_calls import keep
 from onnxgrad.cpu.core.halves import load, store, zero
 from onnxgrad.cpu.core.jit import native
-from onnxgrad.cpu.core.matmul.amx import SLOW, begin_tiles, end_tiles, multiply_and_pack, multiply_panels
-from onnxgrad.cpu.core.matmul.amx_packing import BLOCK_WORDS, PANEL, PARTS, SIDE, STEP, TILE_WORDS, pack_tile
+from onnxgrad.cpu.core.matmul.amx import SLOW, amx_begin, amx_end, multiply_and_pack, multiply_panels
+from onnxgrad.cpu.core.matmul.amx_packing import BLOCK_WORDS, PANEL, SIDE, STEP, TERMS, TILE_WORDS, pack_tile
 from onnxgrad.cpu.core.matmul.microkernel import CACHE_LINE, Matrix, Strided, aligned
 from onnxgrad.cpu.core.matmul.store import begin_rows, put
 from onnxgrad.cpu.core.parallel import parallel
@@ -28,9 +28,9 @@ FEWEST = PANEL  # rows or columns of a task
 
 @native
 def _depth_at_a_time(depth: int) -> int:
-    """All of it in equal parts: a small one at the end would go over the result once more for nothing."""
-    parts = max(1, (depth + DEPTH // 2) // DEPTH)
-    return ((depth + parts - 1) // parts + STEP - 1) // STEP * STEP
+    """All of it in equal chunks: a small one at the end would go over the result once more for nothing."""
+    chunks = max(1, (depth + DEPTH // 2) // DEPTH)
+    return ((depth + chunks - 1) // chunks + STEP - 1) // STEP * STEP
 
 
 def _packer(is_left: int, is_along: int) -> Any:
@@ -57,8 +57,8 @@ def _packer(is_left: int, is_along: int) -> Any:
                     _fill_edge(edge, source, here, line, step, valid, count)
                     pack_tile(is_left, is_along, edge.ctypes.data, STEP if is_along else SIDE, factor, target)
                 else:
-                    for part in range(PARTS):
-                        zero(packed, to + 2 * part * TILE_WORDS, to + (2 * part + 1) * TILE_WORDS)
+                    for term in range(TERMS):
+                        zero(packed, to + 2 * term * TILE_WORDS, to + (2 * term + 1) * TILE_WORDS)
         keep(edge)
 
     return pack_lines
@@ -67,7 +67,7 @@ def _packer(is_left: int, is_along: int) -> Any:
 _pack_left_along, _pack_left, _pack_right_along, _pack_right = (
     _packer(is_left, is_along) for is_left in (1, 0) for is_along in (1, 0)
 )
-NOTHING, LEFT, RIGHT = 0, 1, 2  # what is packed meanwhile
+NOTHING, LEFT, RIGHT = 0, 1, 2  # to pack meanwhile
 
 
 @native
@@ -98,7 +98,7 @@ def _pack(
 
 @native
 def _fill_edge(edge: Array, source: Array, here: int, line: int, step: int, valid: int, count: int) -> None:
-    """What there is of a tile, and zeros: k side by side if it is so in the source, else the lines."""
+    """The valid numbers of a tile, and zeros: k side by side if it is so in the source, else the lines."""
     if step == 1:
         for i in range(valid):
             for k in range(count):
@@ -146,18 +146,18 @@ def _task(
     steps: Any,
     sizes: Any,
     factor: Any,
-    shares: Any,
+    task_size: Any,
     bad: Array,
 ) -> None:
     """Some rows and columns of one product.
 
-    A number that parts cannot express spoils all sums of its row or column, so the first panels tell of all of them.
+    A number that has no split makes all sums of its row or column NaN, so the first panels tell of all of them.
     """
     a_row, a_k, b_k, b_column, c_row, c_column = steps
     rows, columns, depth = sizes
-    height, width = shares
-    which, piece = divmod(number, (rows + height - 1) // height * ((columns + width - 1) // width))
-    column, first = divmod(piece, (rows + height - 1) // height)
+    height, width = task_size
+    which, rest = divmod(number, (rows + height - 1) // height * ((columns + width - 1) // width))
+    column, first = divmod(rest, (rows + height - 1) // height)
     column, first = column * width, first * height
     height, width = min(height, rows - first), min(width, columns - column)
     a_start, b_start = starts[which, 0] + first * a_row, starts[which, 1] + column * b_column
@@ -177,7 +177,7 @@ def _task(
     edge_base = edge.ctypes.data + 4 * edge_at
     scale, one = np.float32(factor), np.float32(1)
     has_bias, is_finite = bias.size > 0, True
-    begin_tiles()
+    amx_begin()
     for k in range(0, depth, at_a_time):
         deep = min(at_a_time, depth - k)
         blocks, whole = (deep + STEP - 1) // STEP, deep // STEP
@@ -205,20 +205,19 @@ def _task(
                 begin, begin_row, has_begin, i == 0 or j == 0,
             )  # fmt: skip
 
-            # What is needed for the next step is packed at once; what is needed later, little by little.
-            what, turn, turns = NOTHING, 0, 1
+            # A panel for the next step is packed at once; a panel for later in chunks, one in each step till then.
+            what, chunk, chunks = NOTHING, 0, 1
             if by_columns and j == 0 and i + 1 < down:
                 what = LEFT
             elif by_columns and j + 1 < across:
-                what, turn, turns = RIGHT, i if j > 0 else 0, down if j > 0 else 1
+                what, chunk, chunks = RIGHT, i if j > 0 else 0, down if j > 0 else 1
             elif not by_columns and i == 0 and j + 1 < across:
                 what = RIGHT
             elif not by_columns and i + 1 < down:
-                what, turn, turns = LEFT, j if i > 0 else 0, across if i > 0 else 1
-            is_slow = (
-                turns >= SLOW and blocks >= SLOW and (what == RIGHT or a_k == 1)
-            )  # what is turned in small bits, drags
-            if not is_slow and turn > 0:
+                what, chunk, chunks = LEFT, j if i > 0 else 0, across if i > 0 else 1
+            # Transposing in small blocks is slow.
+            is_slow = chunks >= SLOW and blocks >= SLOW and (what == RIGHT or a_k == 1)
+            if not is_slow and chunk > 0:
                 what = NOTHING
             if what == LEFT:
                 lines, line, step, packing_factor = height - (i + 1) * PANEL, a_row, a_k, scale
@@ -226,12 +225,12 @@ def _task(
             else:
                 lines, line, step, packing_factor = width - (j + 1) * PANEL, b_column, b_k, one
                 source, packed = b_here + (j + 1) * PANEL * b_column, (j + 1) % right_slots * panel_words
-            # From which block on, and how many; the last turn has the rest.
-            fits_shade = lines >= PANEL and (step == 1 or line == 1)
+            # From which block on, and how many; the last chunk has the rest.
+            can_overlap = lines >= PANEL and (step == 1 or line == 1)
             at_once = blocks // SLOW if is_slow else whole
-            from_block = min(whole, turn * at_once)
-            count = min(whole - from_block, at_once) if fits_shade else 0
-            is_last_turn = not is_slow or turn == turns - 1
+            from_block = min(whole, chunk * at_once)
+            count = min(whole - from_block, at_once) if can_overlap else 0
+            is_last_chunk = not is_slow or chunk == chunks - 1
 
             packing = (
                 (a_at if what == LEFT else b_at) + 4 * (source + from_block * STEP * step),
@@ -242,14 +241,14 @@ def _task(
             if not fits:
                 made, place = Matrix(edge, edge_at, PANEL), Strided(c, c_at, c_row, c_column)
                 put(made, place, valid_rows, valid, k > 0 or has_bias)
-            done = (from_block + count) * STEP if fits_shade else 0
-            if what != NOTHING and is_last_turn and done < deep:  # what does not fill a panel, or a block
+            done = (from_block + count) * STEP if can_overlap else 0
+            if what != NOTHING and is_last_chunk and done < deep:  # the rest, less than a panel or a block
                 source, packed = source + done * step, packed + done // STEP * BLOCK_WORDS
                 if what == LEFT:
                     _pack(LEFT, a, source, line, step, lines, deep - done, scale, left, left_at + packed)
                 else:
                     _pack(RIGHT, b, source, line, step, lines, deep - done, one, right, right_at + packed)
-    end_tiles()
+    amx_end()
     keep(left)
     keep(right)
     keep(edge)
@@ -258,7 +257,7 @@ def _task(
 
 
 @native
-def _shares(count: int, rows: int, columns: int, depth: int, threads: int) -> Any:
+def _task_size(count: int, rows: int, columns: int, depth: int, threads: int) -> Any:
     """Rows and columns of a task: enough tasks for all threads, twice over, and little packed more than once."""
     wanted = (2 * threads + count - 1) // count
     most = max(PANEL, PACKED // _depth_at_a_time(depth) // PANEL * PANEL)
@@ -274,7 +273,7 @@ def _shares(count: int, rows: int, columns: int, depth: int, threads: int) -> An
 
 
 @native
-def tiled_product(
+def amx_matmul(
     a: Array,
     b: Array,
     c: Array,
@@ -286,13 +285,13 @@ def tiled_product(
     threads: int,
     scheduler: int,
 ) -> bool:
-    """c = factor · a · b + bias for each row of `starts`. False if it cannot be had so, and c holds anything.
+    """c = factor · a · b + bias for each row of `starts`. False if AMX cannot compute it, and c holds anything.
 
     The arguments are as matmul.py describes them; none of the sizes is 0.
     """
     bad = np.zeros(1, np.int64)
     rows, columns, depth = sizes
-    height, width = shares = _shares(starts.shape[0], rows, columns, depth, threads)
+    height, width = task_size = _task_size(starts.shape[0], rows, columns, depth, threads)
     tasks = starts.shape[0] * ((rows + height - 1) // height) * ((columns + width - 1) // width)
-    parallel(scheduler, tasks, _task, (a, b, c, bias, starts, steps, sizes, factor, shares, bad))
+    parallel(scheduler, tasks, _task, (a, b, c, bias, starts, steps, sizes, factor, task_size, bad))
     return bad[0] == 0

@@ -1,4 +1,4 @@
-"""Products of matrices of any size and layout, one or many: by tiles where there are such, else by vectors.
+"""Products of matrices of any size and layout, one or many: by AMX where the processor has it, else by vectors.
 
 starts  where each product's a, b and c begin, a row for each
 steps   from row to row and from k to k of a, from k to k and column to column of b, from row to row and column to
@@ -14,7 +14,7 @@ import numpy as np
 
 from onnxgrad.cpu.core.halves import load, store
 from onnxgrad.cpu.core.jit import native
-from onnxgrad.cpu.core.matmul.amx_matmul import tiled_product
+from onnxgrad.cpu.core.matmul.amx_matmul import amx_matmul
 from onnxgrad.cpu.core.matmul.microkernel import Matrix, Panels, Strided, aligned, multiply, packed_matrix
 from onnxgrad.cpu.core.matmul.store import begin_rows, put
 from onnxgrad.cpu.core.parallel import parallel
@@ -92,7 +92,7 @@ def _by_vectors(
 
 
 @native
-def product_by_vectors(
+def matmul_by_vectors(
     a: Array,
     b: Array,
     c: Array,
@@ -112,7 +112,7 @@ def product_by_vectors(
 
 
 @native
-def product_by_tiles(
+def matmul_by_amx(
     a: Array,
     b: Array,
     c: Array,
@@ -125,6 +125,6 @@ def product_by_tiles(
     gemm: int,
     scheduler: int,
 ) -> None:
-    """The same of float32 numbers; what is infinite, or nearly so, is left to vectors, and the rest of its product."""
-    if sizes[2] == 0 or not tiled_product(a, b, c, bias, starts, steps, sizes, factor, threads, scheduler):
-        product_by_vectors(a, b, c, bias, starts, steps, sizes, factor, threads, gemm, scheduler)
+    """The same of float32 numbers; products of numbers that are infinite, or nearly so, are left to vectors."""
+    if sizes[2] == 0 or not amx_matmul(a, b, c, bias, starts, steps, sizes, factor, threads, scheduler):
+        matmul_by_vectors(a, b, c, bias, starts, steps, sizes, factor, threads, gemm, scheduler)

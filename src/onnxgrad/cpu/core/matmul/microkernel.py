@@ -1,9 +1,9 @@
 """Matrix products whose bits do not depend on how the work is divided.
 
-A BLAS chooses its kernel by the size of the piece and the number of threads, and with it the order of additions. Here
-every element of a product is one chain of fused multiply-adds along k, whatever tile it falls into. The tile is
-written in LLVM's terms, one accumulator per register, and runs at the speed of MKL: 120 against 117 GFLOP/s in float32
-on one core with AVX-512.
+A BLAS chooses its kernel by the sizes and the number of threads, and with it the order of additions. Here every element
+of a product is one chain of fused multiply-adds along k, whatever tile it falls into. The tile is written in LLVM's
+terms, one accumulator per register, and runs at the speed of MKL: 120 against 117 GFLOP/s in float32 on one core with
+AVX-512.
 
 The product is a C function of its own, called through its address: inlined into every kernel that multiplies, it would
 be compiled a dozen times over.
@@ -12,7 +12,6 @@ be compiled a dozen times over.
 import functools
 from typing import Any, NamedTuple
 
-import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
 from numba import types
@@ -21,16 +20,24 @@ from numba.core import cgutils
 from onnxgrad.cpu.core.halves import load, store
 from onnxgrad.cpu.core.jit import c_function, machine_code, native
 from onnxgrad.cpu.core.parallel import parallel
+from onnxgrad.cpu.core.vectors import (
+    FIRST_LEVEL,
+    HAS_AVX512,
+    HAS_NEON,
+    INT8,
+    INT64,
+    SECOND_LEVEL,
+    VECTOR_BYTES,
+    Vectors,
+    data_of,
+)
 from onnxgrad.tensor_types import Array
 
-_features = llvm.get_host_cpu_features()
-VECTOR_BYTES = 64 if _features.get("avx512f") else 32 if _features.get("avx") else 16
 # Tile: ROWS × VECTORS accumulators, VECTORS vectors of b and one of a must fit the registers, 16 or 32 of them.
-ROWS = 8 if _features.get("avx512f") or _features.get("neon") else 4
+ROWS = 8 if HAS_AVX512 or HAS_NEON else 4
 VECTORS = 3
 CACHE_LINE = 64
 PACKED = -1  # in place of a's row step: a lies in panels of ROWS rows
-INT64, INT32, BIT = ir.IntType(64), ir.IntType(32), ir.IntType(1)
 
 
 class _Tile(NamedTuple):
@@ -54,36 +61,23 @@ class _Tile(NamedTuple):
 @machine_code
 def _multiply_tile(typing_context: Any, rows: Any, vectors: Any, tile: Any) -> Any:
     """c[row, column] (+)= Σ_k a[row, k] · b[k, column] for `rows` rows and the first `columns` of `vectors` vectors."""
-    element = tile.types[0].dtype
-    size = element.bitwidth // 8
-    lanes = VECTOR_BYTES // size
-    vector = ir.VectorType(ir.FloatType() if size == 4 else ir.DoubleType(), lanes)
+    size = tile.types[0].dtype.bitwidth // 8
     height, width = rows.literal_value, vectors.literal_value
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
         fields = cgutils.unpack_tuple(builder, values[2])
         a_base, a_at, row_step, k_step, b_base, b_at, b_soon, k_count, c_base, c_at, c_step, valid, add = fields
-        name = f"v{lanes}f{element.bitwidth}"
-
-        def function(result: Any, arguments: list[Any], intrinsic_name: str) -> Any:
-            return cgutils.get_or_insert_function(builder.module, ir.FunctionType(result, arguments), intrinsic_name)
-
-        def vector_at(base: Any, offset: Any) -> Any:
-            return builder.bitcast(builder.gep(base, [offset]), vector.as_pointer())
-
-        fma = function(vector, [vector] * 3, f"llvm.fma.{name}")
-        nothing, undefined = ir.Constant(vector, None), ir.Constant(vector, ir.Undefined)
-        soon_base = builder.bitcast(builder.gep(b_base, [b_soon]), ir.IntType(8).as_pointer())
-        b_base = builder.gep(b_base, [b_at])
-        call_in = function(ir.VoidType(), [soon_base.type, INT32, INT32, INT32], "llvm.prefetch.p0i8")
+        v = Vectors(builder, size)
+        soon_base, b_base = v.at(b_base, b_soon, INT8), builder.gep(b_base, [b_at])
         a_rows = [builder.gep(a_base, [builder.add(a_at, builder.mul(row_step, INT64(row)))]) for row in range(height)]
-
+        c_offsets = [
+            builder.add(c_at, builder.add(builder.mul(c_step, INT64(row)), INT64(position * v.lanes)))
+            for row in range(height)
+            for position in range(width)
+        ]
         # What the sums are added to comes from far too, and is needed only at the end.
-        for row in range(height):
-            for position in range(width):
-                offset = builder.add(builder.mul(c_step, INT64(row)), INT64(position * lanes))
-                place = builder.bitcast(builder.gep(c_base, [builder.add(c_at, offset)]), soon_base.type)
-                builder.call(call_in, [place, INT32(0), INT32(3), INT32(1)])  # to read, first level, data
+        for offset in c_offsets:
+            v.prefetch(c_base, offset, FIRST_LEVEL)
 
         before = builder.block
         loop, done = builder.append_basic_block("multiply"), builder.append_basic_block("multiplied")
@@ -91,23 +85,17 @@ def _multiply_tile(typing_context: Any, rows: Any, vectors: Any, tile: Any) -> A
         builder.position_at_end(loop)
         k = builder.phi(INT64)
         k.add_incoming(INT64(0), before)
-        sums = [builder.phi(vector) for _ in range(height * width)]
+        sums = [builder.phi(v.type) for _ in range(height * width)]
         for total in sums:
-            total.add_incoming(nothing, before)
-        b_now, a_now = builder.mul(k, INT64(VECTORS * lanes)), builder.mul(k, k_step)
-        soon = builder.gep(soon_base, [builder.mul(k, INT64(CACHE_LINE))])
-        builder.call(call_in, [soon, INT32(0), INT32(2), INT32(1)])  # to read, second level, data
-        terms = [
-            builder.load(vector_at(b_base, builder.add(b_now, INT64(position * lanes))), align=size)
-            for position in range(width)
-        ]
+            total.add_incoming(v.zeros, before)
+        b_now, a_now = builder.mul(k, INT64(VECTORS * v.lanes)), builder.mul(k, k_step)
+        v.prefetch(soon_base, builder.mul(k, INT64(CACHE_LINE)), SECOND_LEVEL)
+        terms = [v.load(v.at(b_base, builder.add(b_now, INT64(position * v.lanes)))) for position in range(width)]
         new_sums = []
         for row in range(height):
-            scalar = builder.load(builder.gep(a_rows[row], [a_now]))
-            first = builder.insert_element(undefined, scalar, INT32(0))
-            spread = builder.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(INT32, lanes), None))
+            factor = v.splat(builder.load(builder.gep(a_rows[row], [a_now])))
             for position in range(width):
-                new_sums.append(builder.call(fma, [spread, terms[position], sums[row * width + position]]))
+                new_sums.append(v.fma(factor, terms[position], sums[row * width + position]))
         next_k = builder.add(k, INT64(1))
         k.add_incoming(next_k, loop)
         for total, new in zip(sums, new_sums, strict=True):
@@ -117,36 +105,17 @@ def _multiply_tile(typing_context: Any, rows: Any, vectors: Any, tile: Any) -> A
         builder.position_at_end(done)
         results = []
         for new in new_sums:
-            result = builder.phi(vector)
-            result.add_incoming(nothing, before)
+            result = builder.phi(v.type)
+            result.add_incoming(v.zeros, before)
             result.add_incoming(new, loop)
             results.append(result)
         # Lanes past the last column are neither read nor written.
-        counts, mask_type = ir.VectorType(INT64, lanes), ir.VectorType(BIT, lanes)
-        spread_valid = builder.shuffle_vector(
-            builder.insert_element(ir.Constant(counts, ir.Undefined), valid, INT32(0)),
-            ir.Constant(counts, ir.Undefined),
-            ir.Constant(ir.VectorType(INT32, lanes), None),
-        )
-        masks = [
-            builder.icmp_signed("<", ir.Constant(counts, [position * lanes + i for i in range(lanes)]), spread_valid)
-            for position in range(width)
-        ]
-        masked_load = function(
-            vector, [vector.as_pointer(), INT32, mask_type, vector], f"llvm.masked.load.{name}.p0{name}"
-        )
-        masked_store = function(
-            ir.VoidType(), [vector, vector.as_pointer(), INT32, mask_type], f"llvm.masked.store.{name}.p0{name}"
-        )
-        onto = builder.select(add, ir.Constant(mask_type, [1] * lanes), ir.Constant(mask_type, None))
-        for row in range(height):
-            for position in range(width):
-                offset = builder.add(builder.mul(c_step, INT64(row)), INT64(position * lanes))
-                place = vector_at(c_base, builder.add(c_at, offset))
-                kept = builder.and_(masks[position], onto)
-                old = builder.call(masked_load, [place, INT32(size), kept, nothing])
-                total = builder.fadd(old, results[row * width + position])
-                builder.call(masked_store, [total, place, INT32(size), masks[position]])
+        masks = [v.compare("<", valid, position * v.lanes) for position in range(width)]
+        onto = builder.select(add, ir.Constant(v.mask_type, [1] * v.lanes), ir.Constant(v.mask_type, None))
+        for number, (offset, result) in enumerate(zip(c_offsets, results, strict=True)):
+            place, mask = v.at(c_base, offset), masks[number % width]
+            old = v.masked_load(place, builder.and_(mask, onto))
+            v.masked_store(builder.fadd(old, result), place, mask)
         return context.get_dummy_value()
 
     return types.void(rows, vectors, tile), generate
@@ -256,17 +225,16 @@ def multiply(typing_context: Any, gemm: Any, a: Any, b: Any, c: Any, sizes: Any,
         def place(kind: Any, matrix: Any) -> tuple[Any, Any]:
             """The address of the first element, and the step."""
             array, *numbers = cgutils.unpack_tuple(builder, matrix)
-            data = context.make_array(kind.types[0])(context, builder, array).data
             start, step = (
                 context.cast(builder, n, t, types.int64) for n, t in zip(numbers, kind.types[1:], strict=True)
             )
-            return builder.gep(data, [start]), step
+            return builder.gep(data_of(context, builder, kind.types[0], array), [start]), step
 
         (left, a_row), (right, b_depth), (to, c_row) = map(place, (a, b, c), matrices)
         rows, depth, columns = cgutils.unpack_tuple(builder, size)
         arguments = [
             left, a_row, rows, right, b_depth, depth, columns, to, c_row,
-            INT64(width), builder.zext(add, ir.IntType(8)),
+            INT64(width), builder.zext(add, INT8),
         ]  # fmt: skip
         kind = ir.FunctionType(ir.VoidType(), [argument.type for argument in arguments])
         builder.call(builder.inttoptr(address, kind.as_pointer()), arguments)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from onnxgrad.cpu.core.jit import inlined, int64
-from onnxgrad.ops.families.pools import ALONE, Axis
+from onnxgrad.ops.families.windows import ALONE, Axis
 from onnxgrad.tensor_types import Array
 
 NUMBERS = 6  # of an axis that native code needs
