@@ -182,6 +182,7 @@ def test_what_has_no_gradient_is_refused(name):
         onnxgrad.gradient(wrong, "in_0", "out_0")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GATES)
 def test_twice(name):
     """Written out step by step, which takes a known number of them."""
@@ -196,6 +197,7 @@ def test_twice(name):
         assert checked.worst < 1e-6, checked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GATES)
 def test_twice_of_any_activation(name):
     for attributes in ACTIVATIONS[name]:

@@ -10,14 +10,14 @@ from onnxgrad.passes.weights_aside import weights_aside
 
 
 def drop_dead(draft: Draft) -> None:
-    """Removes nodes whose results nobody uses, and blanks outputs of our operators that nobody uses."""
+    """Removes nodes whose results nobody uses, and blanks optional outputs of our operators that nobody uses."""
     graph = draft.graph
     for node in reversed(graph):
         if not any(v.uses() or v.is_graph_output() for v in node.outputs):
             graph.remove(node, safe=True)
-        elif operator_of(node.domain, node.op_type) is not None:
-            for value in node.outputs:
-                if not value.uses() and not value.is_graph_output():
+        elif (ours := operator_of(node.domain, node.op_type)) is not None:
+            for value, declared in zip(node.outputs, ours.outputs, strict=False):
+                if declared.optional and not value.uses() and not value.is_graph_output():
                     value.name = ""
     for name, value in list(graph.initializers.items()):
         if not value.uses() and not value.is_graph_output():
