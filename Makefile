@@ -2,16 +2,21 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: demo test interpreter oldest test-cuda lint bench docs golden cases clean
+.PHONY: demo test test-all interpreter oldest test-cuda lint bench docs golden cases clean
 
 demo: .venv/demo
 	$(PY) examples/demo.py
 
-# On the CPU, two files at a time, those of operators first: they compile kernels one by one, for all others to find.
-# Then the Triton kernels in Triton's interpreter, which needs no GPU; its report ends with what it left out. Then
-# sessions once more, in the oldest onnxruntime that will do.
-test: .venv/ready .oldest/ready
-	$(PY) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+# Everything that guards daily work, two files at a time; those of operators come first, as they compile the kernels.
+ON_THE_CPU := $(PY) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+
+test: .venv/ready
+	$(ON_THE_CPU) --part daily
+
+# The rest: slow tests and all other cases; the Triton kernels in Triton's interpreter, which needs no GPU; sessions
+# once more, in the oldest onnxruntime that will do. The reports end with what was left out.
+test-all: .venv/ready .oldest/ready
+	$(ON_THE_CPU) --part rest
 	$(MAKE) interpreter oldest
 
 # The tests whose cases go through tests/checks.py to the device under test, and those of calls on a GPU.
@@ -22,7 +27,7 @@ interpreter: .venv/ready
 
 # Types, attributes, optional inputs that another onnxruntime may treat in another way: each once, not in every mixture.
 oldest: .venv/ready .oldest/ready
-	PYTHONPATH=.oldest $(PY) -m pytest tests/runtime --some-cases
+	PYTHONPATH=.oldest $(PY) -m pytest tests/runtime --part daily
 
 # On a GPU, with the Python that is there and no network: onnx, onnx_ir, onnxruntime, numba, torch and triton are enough,
 # and pytest, which `make build/pytest` puts into a folder that can travel along. Warnings fail no test: the versions

@@ -1,21 +1,24 @@
-"""What pytest runs of the operators' tests on a device other than the CPU, and a list of all that it leaves out.
+"""Which tests run: the daily ones, the rest, those that concern a GPU; and a list of all that is left out.
 
-Triton's interpreter takes about a second for what a GPU does in microseconds. So of a test with many cases it gets
-some, chosen such that every type, axis, layout … still occurs.
+A test with many cases has, daily, some of them, chosen such that every type, axis, layout … still occurs. So has it in
+Triton's interpreter, which takes about a second for what a GPU does in microseconds.
 """
 
 import gc
 import random
+import re
 from collections import defaultdict
 from typing import Any
 
 import pytest
 from tests.checks import DEVICE, reaches_device, runs_on_gpus
-from tests.left_out import LEFT_OUT
+from tests.left_out import LEFT_OUT, MOST_LEFT_OUT
 
 from onnxgrad.op import OPERATORS, Op
 
 MOST_CASES = 6
+# Types whose kernels would double the time to compile; float32, bfloat16 and int64 show every way there is to compute.
+NOT_DAILY = re.compile(r"(?<!b)float(16|64)|(?<!u)int32")
 # Tests that call an operator hundreds of times in every case.
 MANY_CALLS = {
     "test_every_slice_of_a_small_axis",
@@ -30,8 +33,11 @@ NOT_RUN: dict[str, list[str]] = defaultdict(list)  # tests, by the reason
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out what says nothing about the device, and what its interpreter has no time for."""
     if DEVICE == "cpu":
-        if config.getoption("some_cases"):
-            _keep(config, items, [case for cases in _by_function(items).values() for case in _some_of(cases)])
+        items.sort(key=lambda item: item.path.parent.name != "ops")  # they compile kernels, for all others to find
+        if config.getoption("part"):
+            wanted = config.getoption("part") == "daily"
+            daily = {case for cases in _by_function(items).values() for case in _daily(cases)}
+            _keep(config, items, [item for item in items if (item in daily) == wanted])
         return
     kept = []
     for (path, name), every_case in _by_function(items).items():
@@ -59,8 +65,9 @@ def _keep(config: pytest.Config, items: list[pytest.Item], kept: list[pytest.Ite
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """What `make test` asks for where only the onnxruntime is another than that of a run with all cases."""
-    parser.addoption("--some-cases", action="store_true", help="of every test enough cases for every value to occur")
+    """What `make test` and `make test-all` ask for."""
+    text = "daily: no slow tests, and of all others enough cases for every value to occur; rest: all that is not daily"
+    parser.addoption("--part", choices=["daily", "rest"], help=text)
 
 
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> None:
@@ -100,15 +107,27 @@ def _says_something_of_gpus(how: str = "kernel", operator: str | None = None, **
     return how != "definition" and (operator is None or runs_on_gpus(OPERATORS[operator]))
 
 
+def _daily(cases: list[Any]) -> list[Any]:
+    """Some cases of a test that is not slow; none of a type that would double the time to compile kernels."""
+    if cases[0].get_closest_marker("slow"):
+        return []
+    return _some_of([case for case in cases if not any(map(NOT_DAILY.search, _texts(case)))] or cases)
+
+
 def _some_of(cases: list[Any]) -> list[Any]:
     """MOST_CASES of them, the same ones every time, and any more that show a value of a parameter not yet seen."""
     kept, seen = [], set()
     for case in random.Random(0).sample(cases, len(cases)):
-        values = {text for name, value in _parameters(case).items() for text in _values(name, value)}
+        values = set(_texts(case))
         if len(kept) < MOST_CASES or values - seen:
             kept.append(case)
             seen |= values
     return sorted(kept, key=cases.index)
+
+
+def _texts(case: Any) -> list[str]:
+    """What its parameters say."""
+    return [text for name, value in _parameters(case).items() for text in _values(name, value)]
 
 
 def _values(name: str, value: Any) -> list[str]:
@@ -124,10 +143,13 @@ def _runs_on_device(test: Any) -> bool:
     return reaches_device(test.obj) and any(map(runs_on_gpus, operators))
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """One of several processes tells the first what it has left out."""
+    """One of several processes tells the first what it has left out; more than there was fails the whole run."""
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["left_out"] = dict(LEFT_OUT), dict(NOT_RUN)
+    elif DEVICE == "cpu" and LEFT_OUT.total() > MOST_LEFT_OUT:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -145,6 +167,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     terminalreporter.section(f"left out on the {DEVICE}")
     for what, count in sorted(LEFT_OUT.items()):
         terminalreporter.write_line(f"{count} × {what}")
+    if DEVICE == "cpu" and LEFT_OUT.total() > MOST_LEFT_OUT:
+        terminalreporter.write_line(f"These are {LEFT_OUT.total()} checks, expected at most {MOST_LEFT_OUT}.", red=True)
     for reason, labels in NOT_RUN.items():
         terminalreporter.write_line(f"{reason}:")
         for label in labels:

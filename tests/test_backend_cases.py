@@ -51,6 +51,7 @@ def written(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_folder_for_each(written):
     assert {path.name for path in written.iterdir()} == set(map(str, CASES))
     assert subprocess.run(COMMAND, cwd=ROOT, check=False, capture_output=True).returncode == 2
@@ -82,6 +83,7 @@ def _thinned(cases):
     return [*(case for case in cases if case not in others), *others[::5]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", _thinned(CASES), ids=str)
 def test_every_runtime_gives_what_is_stored(case, written):
     model = onnx.load(written / str(case) / "model.onnx")

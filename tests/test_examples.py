@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "examples"))  # their modules import each other by name
 

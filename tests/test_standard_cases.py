@@ -1,5 +1,6 @@
 """ONNX's own node tests: of every operator some, and of every function operator some that are written out."""
 
+import pytest
 from tests.standard_cases import NO_RULE, RIGHT, WRONG, chosen_cases, outcome_of
 
 WITHOUT_RULE = {
@@ -9,6 +10,7 @@ WITHOUT_RULE = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_some_cases_of_every_operator():
     cases = chosen_cases()
     outcomes = {case.name: outcome_of(case) for case in cases}

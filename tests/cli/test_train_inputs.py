@@ -13,7 +13,6 @@ from tests.cli.test_train import BASE, arrays, events, folder, run
 from onnxgrad.cli import specs
 from onnxgrad.cli.run_log import RunLog, read_log
 from onnxgrad.cli.tensorboard import crc32c
-from onnxgrad.train import metrics
 from onnxgrad.train.progress import Progress, clock, figure
 from onnxgrad.train.trainer import Record
 
@@ -276,26 +275,6 @@ def test_texts_with_colons_in_names_and_every_kind():
     assert specs.schedule("step", None, 90).every == 30 and specs.schedule("linear", 0.1, 90).warmup == 9
     found = specs.metrics_by_name(["accuracy", "accuracy:y:top=2", "mse:y:name=second"], weighted, ["y"], ["target"])
     assert list(found) == ["accuracy", "accuracy:y:top=2", "second"] and found["accuracy"].ignore_index == 0
-
-
-def test_metrics():
-    scores = np.array([[3, 2, 1], [1, 2, 3], [2, 3, 1]], np.float32)
-    outputs, batch = {"y": scores}, {"t": np.array([0, 1, -1])}
-    assert metrics.Accuracy("y", "t")(outputs, batch) == pytest.approx(1 / 3)
-    assert metrics.Accuracy("y", "t", ignore_index=-1)(outputs, batch) == 0.5
-    assert metrics.Accuracy("y", "t", top=2)(outputs, batch) == pytest.approx(2 / 3)
-    assert metrics.Accuracy("y", "t")(outputs, {"t": np.eye(3)[[0, 2, 2]]}) == pytest.approx(2 / 3)
-    pixels = np.moveaxis(scores[None], 2, 1)  # classes along axis 1
-    assert metrics.Accuracy("y", "t")({"y": pixels}, {"t": np.array([[0, 1, 1]])}) == pytest.approx(2 / 3)
-    assert metrics.BinaryAccuracy("y", "t", threshold=1.5)(outputs, {"t": scores > 1}) == 1.0
-    assert metrics.MAE("y", "t")(outputs, {"t": scores + 2}) == 2.0
-    assert metrics.MSE("y", "t")(outputs, {"t": scores + 2}) == 4.0
-    with raises(ValueError, "Accuracy: 't' has shape [2], expected [3] for the classes of 'y' along axis 1"):
-        metrics.Accuracy("y", "t")(outputs, {"t": np.array([0, 1])})
-    with raises(ValueError, "Accuracy: axis is 2, but 'y' has 2 dimensions"):
-        metrics.Accuracy("y", "t", axis=2)(outputs, batch)
-    with raises(ValueError, "Accuracy: top is 0, expected at least 1"):
-        metrics.Accuracy("y", top=0)
 
 
 def test_a_log_that_was_cut_off(tmp_path):

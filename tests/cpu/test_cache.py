@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
 PACKAGE = Path(__file__).parents[2] / "src" / "onnxgrad"
 SCRIPT = """
 import sys

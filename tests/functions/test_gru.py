@@ -135,6 +135,7 @@ def quiet() -> onnxruntime.SessionOptions:
     return options
 
 
+@pytest.mark.slow
 def test_gru_of_every_kind_in_one_model():
     both = "bidirectional"
     names = ["Relu", "Tanh", "Sigmoid", "LeakyRelu"]
@@ -154,6 +155,7 @@ def test_gru_of_every_kind_in_one_model():
 
 @pytest.mark.parametrize("constant", ["", "W R B", "W R B SL Ht0 HAll ZRH dHAll dHFinal", "X W R B Ht0 HAll ZRH dHAll"])
 @pytest.mark.parametrize("level", ["DISABLE_ALL", "ENABLE_BASIC", "ENABLE_ALL"])
+@pytest.mark.slow
 def test_gru_however_onnxruntime_rearranges_it(level, constant):
     """Branches chosen before anything runs: by attributes alone, by absent inputs, by constant ones."""
     both = {"direction": "bidirectional", "clip": 0.5}

@@ -38,6 +38,7 @@ def test_of_no_size(sizes):
     check_functions(rnn_grad, (rnn_cases.case(**sizes).backward(clip=2.0), {"clip": 2.0}))
 
 
+@pytest.mark.slow
 def test_lstm_of_every_kind_in_one_model():
     both = "bidirectional"
     kinds = [

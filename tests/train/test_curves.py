@@ -18,6 +18,7 @@ from onnxgrad.passes import use_amx_matmul as products
 from onnxgrad.train import losses, optim
 from onnxgrad.train.trainer import Trainer
 
+pytestmark = pytest.mark.slow
 STEPS, CLOSE = 100, 1e-3
 FALLS = 0.7  # the last ten losses against the first ten: what is compared is training, not noise
 KINK = 1e-5  # a ReLU's input or a difference within MaxPool's window that rounding might turn around

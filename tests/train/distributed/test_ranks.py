@@ -19,6 +19,7 @@ from tests.train.distributed import rank_programs as programs
 
 from onnxgrad.train.batches import Batches, slice_of
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
 SECONDS = 300  # after which something hangs
