@@ -184,7 +184,7 @@ def test_refused():
     refused("pads is [1, 1], expected 4 numbers", pads=[1, 1])
     refused("pads is [0, -1, 0, 0], expected no negative number", pads=[0, -1, 0, 0])
     refused("auto_pad is 'SAME', expected one of NOTSET, SAME_UPPER, SAME_LOWER, VALID", auto_pad="SAME")
-    refused("dY has shape [2, 6, 3, 5], expected [2, 6, 2, 5] as Conv gives of X and W", strides=[2, 1])
+    refused("dY has shape [2, 6, 3, 5], expected [2, 6, 2, 5], that of Conv of X and W", strides=[2, 1])
 
 
 def test_output_shape_is_conv_s():

@@ -238,7 +238,7 @@ def test_function():
 def test_refused():
     A, B = np.zeros((2, 3), np.float32), np.zeros((4, 5), np.float32)
     refused = [
-        ("A has 3 columns and B has 4 rows, expected as many (as they are permuted)", (A, B), {}),
+        ("permuted, A has 3 columns and B has 4 rows, expected the same number", (A, B), {}),
         ("A has shape [3], expected at least two dimensions", (A[0], B), {}),
         ("permB is [0, 0], expected the numbers 0 to 1, each of them once", (A, A), {"permB": [0, 0]}),
         ("permY is [0], expected the numbers 0 to 1, each of them once", (A, B[:3]), {"permY": [0]}),

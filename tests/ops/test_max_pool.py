@@ -149,7 +149,7 @@ def test_refused():
         ("pads is [0, 0, 0, -1], expected numbers of at least 0", dY, X, {**good, "pads": [0, 0, 0, -1]}),
         ("auto_pad is 'SAME', expected one of 'NOTSET', 'SAME_UPPER', 'SAME_LOWER', 'VALID'", dY, X,
          {**good, "auto_pad": "SAME"}),
-        ("auto_pad is 'SAME_UPPER' and dilations are [1, 2], expected pads in their place", dY, X,
+        ("auto_pad is 'SAME_UPPER' and dilations are [1, 2], expected pads instead of auto_pad", dY, X,
          {**good, "auto_pad": "SAME_UPPER", "dilations": [1, 2]}),
         ("X has 3 dimensions, expected 4 for kernel_shape [2, 2]", dY, X[0], good),
         ("dY has 3 dimensions, expected 4 for kernel_shape [2, 2]", dY[0], X, good),

@@ -17,7 +17,7 @@ def _grad_shapes(dY: Known, X: Known, W: Known, **attributes: Any) -> tuple[tupl
     if X.dims is not None and W.dims is not None:
         expected = _check(X.dims, W.dims, attributes)
         if dY.dims is not None and not agree(dY.dims, expected):
-            raise ValueError(f"dY has shape {list(dY.dims)}, expected {_spelled(expected)} as Conv gives of X and W")
+            raise ValueError(f"dY has shape {list(dY.dims)}, expected {_spelled(expected)}, that of Conv of X and W")
     return X.dims, W.dims, None if W.dims is None else W.dims[:1]
 
 

@@ -23,7 +23,7 @@ def _shape_rule(
         return None
     a, b = _permuted("A", A.dims, permA), _permuted("B", B.dims, permB)
     if isinstance(a[-1], int) and isinstance(b[-2], int) and a[-1] != b[-2]:
-        raise ValueError(f"A has {a[-1]} columns and B has {b[-2]} rows, expected as many (as they are permuted)")
+        raise ValueError(f"permuted, A has {a[-1]} columns and B has {b[-2]} rows, expected the same number")
     if bias is not None and bias.dims is not None and (len(bias.dims) != 1 or _differ(bias.dims[0], b[-1])):
         raise ValueError(f"bias has shape {list(bias.dims)}, expected [{b[-1]}], a number for each column of B")
     batches: list[Dim] = []

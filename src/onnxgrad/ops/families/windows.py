@@ -133,7 +133,7 @@ def pool_settings(
             raise ValueError(f"{name} is {numbers}, expected numbers of at least {least}")
     kernel, strides, dilations, pads = (numbers for numbers, _, _ in filled.values())
     if auto_pad.startswith("SAME") and max(dilations) > 1:
-        raise ValueError(f"auto_pad is {auto_pad!r} and dilations are {dilations}, expected pads in their place")
+        raise ValueError(f"auto_pad is {auto_pad!r} and dilations are {dilations}, expected pads instead of auto_pad")
     return PoolSettings(
         kernel, strides, dilations, pads if auto_pad == "NOTSET" else [0] * (2 * rank), auto_pad, bool(ceil_mode)
     )
