@@ -108,7 +108,9 @@ def check_rule(
             once = onnxgrad.gradient(model, chosen, named)
             seeds = feeds_for_seeds(once, model, feeds)
             again = [o.name for o in once.graph.output[outputs:]]
-            depends = [n for n in [*chosen, *seeds] if _depends(once, n, again)]
+            depends = [*chosen, *seeds]
+            if not _depends(once, depends, again):
+                depends = [n for n in depends if _depends(once, [n], again)]
             if not depends:  # linear, and seeded with 1
                 continue
             checked = onnxgrad.check_gradient(once, {**feeds, **seeds}, depends, again)
@@ -177,9 +179,9 @@ def _quiet(options: Any) -> Any:
     return options
 
 
-def _depends(model: onnx.ModelProto, name: str, of: list[str]) -> bool:
+def _depends(model: onnx.ModelProto, on: list[str], of: list[str]) -> bool:
     try:
-        onnxgrad.gradient(model, [name], of)
+        onnxgrad.gradient(model, on, of)
     except ValueError as error:
         if "does not depend on" in str(error) or "depends on nothing" in str(error):
             return False
