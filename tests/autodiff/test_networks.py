@@ -13,6 +13,8 @@ from tests.autodiff.networks import BATCH, LENGTH, NETWORKS, OTHER_BATCH, OTHER_
 
 import onnxgrad
 
+pytestmark = pytest.mark.slow
+
 CLOSE = 1e-4  # relative error in float32
 OPSET = 18
 EVALUATES = "this exporter writes BatchNorm as in evaluation, whatever the module's mode"

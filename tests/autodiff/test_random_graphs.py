@@ -5,12 +5,15 @@ from typing import Any
 
 import numpy as np
 import onnx
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from tests.gradients import evaluate, feeds_for_seeds
 
 import onnxgrad
+
+pytestmark = pytest.mark.slow
 
 SMOOTH = ["Tanh", "Sigmoid", "Sin", "Softplus", "Erf", "Neg", "Atan", "Identity", "Gelu", "Mish"]
 KINKED = ["Relu", "Abs", "LeakyRelu", "Elu", "HardSigmoid"]  # random numbers hardly ever sit on a kink
