@@ -89,6 +89,11 @@ def arrays_of(result: Any) -> Any:
     return to_array(result)
 
 
+# cuDNN chooses its algorithm by the sizes; those of Winograd and by FFT round transformed numbers as well. On an H200 one
+# of a thousand cases was 1.8 times as far off as a plain sum may be.
+TRANSFORMED = {"ConvGrad": 4}
+
+
 # A GPU makes infinities and NaN without a word; NumPy, which the interpreter computes with, warns of them.
 @np.errstate(all="ignore")
 def call_on_gpu(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -115,7 +120,8 @@ def check_on_gpu(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     before = [to_array(t).tobytes() for t in inputs]
     result = op(*tensors, **named)
     results = as_tuple(arrays_of(result))
-    assert_as_expected(op, results, expected, bounds, dtype)
+    factor = TRANSFORMED.get(op.name, 1) if DEVICE == "cuda" else 1
+    assert_as_expected(op, results, expected, tuple(None if b is None else factor * b for b in bounds), dtype)
     assert all(r is None or r.device.type == TORCH_DEVICE for r in as_tuple(result))
     # Without anything to check there is no waiting for the GPU; the bits are the same.
     out = [None if e is None else poisoned(e.shape, dtype) for e in expected]
