@@ -89,8 +89,8 @@ def arrays_of(result: Any) -> Any:
     return to_array(result)
 
 
-# cuDNN chooses its algorithm by the sizes; those of Winograd and by FFT round transformed numbers as well. On an H200 one
-# of a thousand cases was 1.8 times as far off as a plain sum may be.
+# cuDNN chooses its algorithm by the sizes; those of Winograd and by FFT round transformed numbers as well. On an H200
+# one of a thousand cases was 1.8 times as far off as a plain sum may be.
 TRANSFORMED = {"ConvGrad": 4}
 
 

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from onnxgrad.domains import MICROSOFT, is_standard
 from onnxgrad.graph.builder import Builder
+from onnxgrad.graph.replace import take_place
 from onnxgrad.passes.draft import Draft
 
 OPSET_WITH_GELU = 20
@@ -56,11 +57,8 @@ def _match(builder: Builder, erf: ir.Node) -> tuple[ir.Value, ir.Node] | None:
 def _replace(graph: ir.Graph, x: ir.Value, last: ir.Node) -> None:
     domain = "" if graph.opset_imports.get("", 0) >= OPSET_WITH_GELU else MICROSOFT
     gelu = ir.Node(domain, "Gelu", [x], num_outputs=1, name=f"{last.name}_gelu")
-    result, new = last.outputs[0], gelu.outputs[0]
-    new.type, new.shape = result.type, result.shape
-    new.name, result.name = result.name, f"{result.name}_by_erf"
     graph.insert_before(last, gelu)
-    result.replace_all_uses_with(new, replace_graph_outputs=True)
+    take_place(gelu.outputs[0], last.outputs[0])
     graph.opset_imports.setdefault(MICROSOFT, 1)
 
 

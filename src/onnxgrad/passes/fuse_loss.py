@@ -4,6 +4,7 @@ import onnx_ir as ir
 
 from onnxgrad.domains import MICROSOFT, is_standard
 from onnxgrad.graph.builder import Builder
+from onnxgrad.graph.replace import take_place
 from onnxgrad.ops.softmax_cross_entropy_loss import NEVER_COUNTED
 from onnxgrad.passes.draft import Draft
 
@@ -46,6 +47,5 @@ def _fuse(builder: Builder, node: ir.Node) -> None:
     )
     builder.graph.insert_before(node, [ignored, fused])
     for old, new in zip(node.outputs, fused.outputs, strict=True):
-        new.name, new.type, new.shape = old.name, old.type, old.shape
-        old.replace_all_uses_with(new, replace_graph_outputs=True)
+        take_place(new, old)
     builder.graph.remove(node, safe=True)

@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from onnxgrad.domains import is_standard
 from onnxgrad.graph.builder import Builder
+from onnxgrad.graph.replace import take_place
 from onnxgrad.passes.draft import Draft
 
 
@@ -101,10 +102,7 @@ def _swap(builder: Builder, transpose: ir.Node, cut: ir.Node) -> list[ir.Node]:
         value = transposed.outputs[0]
         value.name, value.type, value.shape = builder.fresh_value_name(f"{old.name}_transposed"), old.type, old.shape
         graph.insert_before(cut, transposed)
-        name = old.name
-        old.replace_all_uses_with(value, replace_graph_outputs=True)
-        if value.is_graph_output():
-            old.name, value.name = value.name, name
+        take_place(value, old)
         made.append(transposed)
     return made
 

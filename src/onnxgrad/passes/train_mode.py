@@ -6,6 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.domains import OWN, is_standard
+from onnxgrad.graph.replace import take_place
 from onnxgrad.passes.batch_slice import COUNT, FIRST
 
 SEED = "dropout_seed"  # an input in train mode
@@ -86,9 +87,10 @@ def _drop_by_seed(graph: ir.Graph, node: ir.Node, seed: ir.Value, number: int, p
         elements = seeds.made("elements", "Mul", seeds.made("size", "Size", data), first)
         total = seeds.made("seed_here", "Add", total, seeds.made("before", "Div", elements, count))
     drop = ir.Node(OWN, "SeededDropout", [data, total], [ir.AttrFloat32("ratio", ratio)], num_outputs=1)
-    drop.name = drop.outputs[0].name = f"{node.name}_drop"
+    drop.name = f"{node.name}_drop"
     graph.insert_before(node, drop)
-    _replace(graph, node, drop.outputs[0])
+    take_place(drop.outputs[0], node.outputs[0])
+    graph.remove(node, safe=True)
 
 
 class _Integers:
@@ -126,17 +128,6 @@ def _constant(node: ir.Node, at: int, default: float, what: str) -> float:
     return float(tensor.numpy().item())
 
 
-def _replace(graph: ir.Graph, node: ir.Node, new: ir.Value) -> None:
-    """Removes a node; what is computed goes where its first output went, under the name that an output has."""
-    result = node.outputs[0]
-    new.type, new.shape = result.type, result.shape
-    if result.is_graph_output():
-        name, result.name = result.name, f"{result.name}_dropped"
-        new.name = name
-    result.replace_all_uses_with(new, replace_graph_outputs=True)
-    graph.remove(node, safe=True)
-
-
 def _bypass(graph: ir.Graph, node: ir.Node) -> None:
     """Without the node: what it was given goes where its output went."""
     source, result = node.inputs[0], node.outputs[0]
@@ -145,10 +136,10 @@ def _bypass(graph: ir.Graph, node: ir.Node) -> None:
         result.replace_all_uses_with(source)
         graph.remove(node, safe=True)
         return
-    identity = ir.Node("", "Identity", [source], num_outputs=1)
-    identity.name = identity.outputs[0].name = f"{node.name}_passed"
+    identity = ir.Node("", "Identity", [source], num_outputs=1, name=f"{node.name}_passed")
     graph.insert_before(node, identity)
-    _replace(graph, node, identity.outputs[0])
+    take_place(identity.outputs[0], result)
+    graph.remove(node, safe=True)
 
 
 def _ask_for_statistics(graph: ir.Graph, node: ir.Node) -> Statistics:

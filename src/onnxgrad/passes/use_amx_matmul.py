@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from onnxgrad.domains import OWN, is_standard
 from onnxgrad.graph.builder import Builder
+from onnxgrad.graph.replace import take_place
 from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.finish import drop_dead
 from onnxgrad.passes.fuse_gelu import only_user
@@ -111,16 +112,8 @@ def _change(builder: Builder, node: ir.Node) -> None:
     inputs = [left.value, right.value, *([] if bias is None else [bias])]
     name = f"{node.name}_permuted" if node.name else None
     product = ir.Node(OWN, "PermutedMatMul", inputs, attributes, num_outputs=1, name=name)
-    _take_place(builder.graph, product, last)
-
-
-def _take_place(graph: ir.Graph, new: ir.Node, old: ir.Node) -> None:
-    """The new node gives the old one's output, under its name."""
-    result, value = old.outputs[0], new.outputs[0]
-    value.type, value.shape = result.type, result.shape
-    value.name, result.name = result.name, f"{result.name}_before"
-    graph.insert_before(old, new)
-    result.replace_all_uses_with(value, replace_graph_outputs=True)
+    builder.graph.insert_before(last, product)
+    take_place(product.outputs[0], last.outputs[0])
 
 
 def _bias_after(node: ir.Node, columns: Any) -> tuple[ir.Node, ir.Value] | None:
