@@ -35,7 +35,7 @@ class Case(NamedTuple):
         return self._replace(**dict.fromkeys(names))
 
     def backward(self, **attributes: Any) -> tuple[Any, ...]:
-        """The arguments of gru_grad, with what the forward definition gives in the case's own type."""
+        """The arguments of gru_grad, with the results of the forward definition in the case's own type."""
         HAll, _, ZRH = gru_training.definition(*self.forward, **attributes)
         return *self.forward, HAll, ZRH, self.dHAll, self.dHFinal
 

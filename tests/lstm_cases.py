@@ -38,7 +38,7 @@ class Case(NamedTuple):
         return self._replace(**dict.fromkeys(names))
 
     def backward(self, **attributes: Any) -> tuple[Any, ...]:
-        """The arguments of lstm_grad, with what the forward definition gives in the case's own type."""
+        """The arguments of lstm_grad, with the results of the forward definition in the case's own type."""
         HAll, _, _, CAll, IOFC = lstm_training.definition(*self.forward, **attributes)
         inputs = self.X, self.W, self.R, self.SL, self.Ht0, self.Ct0
         return *inputs, HAll, CAll, IOFC, self.dHAll, self.dHFinal, self.dCFinal, self.B, self.P

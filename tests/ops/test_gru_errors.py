@@ -1,4 +1,4 @@
-"""What GRUTraining and GRUGrad refuse, and in which words."""
+"""GRUTraining and GRUGrad raise these errors, in these words."""
 
 import numpy as np
 import pytest
@@ -68,9 +68,9 @@ BOTH = [
     (TypeError, "activation_beta is 'x', expected float", {"activation_beta": ["x"]}),
     (ValueError, "activation_alpha has 1 values more than these activations take", {"activation_alpha": [0.5]}),
     (ValueError, "activation_beta has 2 values more than these activations take", {"activation_beta": [0.5, 1]}),
-    (ValueError, "activation_alpha is -0.5 for Elu, expected at least 0: no gradient can be told",
+    (ValueError, "activation_alpha is -0.5 for Elu, expected at least 0: below, y does not determine dy/dx",
      {"activations": ["Sigmoid", "Elu"], "activation_alpha": [-0.5]}),
-    (ValueError, "activation_alpha is nan for LeakyRelu, expected at least 0: no gradient can be told",
+    (ValueError, "activation_alpha is nan for LeakyRelu, expected at least 0: below, y does not determine dy/dx",
      {"activations": ["LeakyRelu", "Tanh"], "activation_alpha": [float("nan")]}),
 ]  # fmt: skip
 ATTRIBUTES = "hidden_size, linear_before_reset, direction, activations, activation_alpha, activation_beta, clip"

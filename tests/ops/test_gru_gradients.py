@@ -113,7 +113,7 @@ def test_defaults_of_alpha_and_beta(name):
 
 
 @pytest.mark.parametrize("clip", [None, 0.5])
-def test_activations_of_two_directions_and_how_parameters_are_dealt_out(clip):
+def test_activations_of_two_directions_and_the_order_of_their_parameters(clip):
     """alpha and beta go, in order, to the functions that have one."""
     functions = [("HardSigmoid", 0.3, 0.4), ("LeakyRelu", 0.2, None), ("Sigmoid", None, None), ("Affine", 0.5, -0.1)]
     check_functions(functions, 1, "bidirectional", clip)
@@ -152,11 +152,11 @@ def torch_module(given, bidirectional):
     order = np.r_[H : 2 * H, 0:H, 2 * H : 3 * H]
     with torch.no_grad():
         for d, suffix in enumerate(("", "_reverse")[: len(given.R)]):
-            parts = {
+            weights = {
                 "weight_ih": given.W[d], "weight_hh": given.R[d],
                 "bias_ih": given.B[d, : 3 * H], "bias_hh": given.B[d, 3 * H :],
             }  # fmt: skip
-            for name, value in parts.items():
+            for name, value in weights.items():
                 getattr(module, f"{name}_l0{suffix}").copy_(torch.from_numpy(value[order]))
     return module, order
 
@@ -255,15 +255,15 @@ def test_bidirectional_is_both_directions_side_by_side():
         whole = gru_grad.definition(
             *both.backward(**attributes, direction="bidirectional"), **attributes, direction="bidirectional"
         )
-        parts = []
+        each = []
         for d, direction in enumerate(("forward", "reverse")):
             one = both._replace(
                 W=both.W[d : d + 1], R=both.R[d : d + 1], B=both.B[d : d + 1], Ht0=both.Ht0[d : d + 1],
                 dHAll=both.dHAll[:, d : d + 1], dHFinal=both.dHFinal[d : d + 1],
             )  # fmt: skip
-            parts.append(
+            each.append(
                 gru_grad.definition(*one.backward(**attributes, direction=direction), **attributes, direction=direction)
             )
-        np.testing.assert_array_equal(whole[0], parts[0][0] + parts[1][0])
+        np.testing.assert_array_equal(whole[0], each[0][0] + each[1][0])
         for k in range(1, 5):
-            np.testing.assert_array_equal(whole[k], np.concatenate([parts[0][k], parts[1][k]]))
+            np.testing.assert_array_equal(whole[k], np.concatenate([each[0][k], each[1][k]]))

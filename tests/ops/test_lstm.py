@@ -144,9 +144,9 @@ def test_torch_nn_lstm(bidirectional):
     suffixes = ("_l0", "_l0_reverse")[:D]
     with torch.no_grad():
         for d, suffix in enumerate(suffixes):
-            parts = {"weight_ih": given.W[d], "weight_hh": given.R[d]}
-            parts |= dict(zip(("bias_ih", "bias_hh"), np.split(given.B[d], 2), strict=True))
-            for name, value in parts.items():
+            weights = {"weight_ih": given.W[d], "weight_hh": given.R[d]}
+            weights |= dict(zip(("bias_ih", "bias_hh"), np.split(given.B[d], 2), strict=True))
+            for name, value in weights.items():
                 getattr(module, f"{name}{suffix}").copy_(torch.from_numpy(value[order]))
     X, Ht0, Ct0 = (torch.tensor(a, requires_grad=True) for a in (given.X, given.Ht0, given.Ct0))
     states, (HFinal, CFinal) = module(X, (Ht0, Ct0))

@@ -3,19 +3,20 @@
 from collections.abc import Sequence
 
 from onnxgrad.cpu.core.convert import narrow
-from onnxgrad.cpu.core.matmul.microkernel import gemm_address
 from onnxgrad.cpu.core.memory import workspace
 from onnxgrad.cpu.core.recurrent.arguments import (
+    activations_of,
     backwards_of,
-    codes_of,
+    execution_of,
     input_of,
+    inputs_of,
     lengths_of,
-    rows_per_block,
+    sizes_of,
     working_copy,
 )
 from onnxgrad.cpu.core.recurrent.gru_backward import gru_backward
 from onnxgrad.cpu.core.recurrent.gru_forward import gru_forward
-from onnxgrad.cpu.core.threads import get_num_threads, launch
+from onnxgrad.cpu.core.threads import launch
 from onnxgrad.ops.families.recurrent import settings
 from onnxgrad.ops.gru import DEFAULTS
 from onnxgrad.tensor_types import Array, accumulator
@@ -41,20 +42,19 @@ def gru_training(
 ) -> None:
     given = settings(DEFAULTS, direction, activations, activation_alpha, activation_beta, clip)
     outputs = (HAll, HFinal, ZRH)
-    results = [working_copy(a, X.dtype) for a in outputs]
+    results = tuple(working_copy(a, X.dtype) for a in outputs)
     launch(
         gru_forward,
-        *(input_of(a, X.dtype) for a in (X, W, R, B)),
+        input_of(X, X.dtype),
+        inputs_of(X.dtype, W, R, B),
         lengths_of(X, SL),
         input_of(Ht0, X.dtype),
-        *results,
-        *codes_of(given),
+        results,
+        activations_of(given),
         linear_before_reset,
-        given.clip or 0.0,
         backwards_of(given),
-        (*X.shape, R.shape[2], R.shape[0]),
-        rows_per_block(X.shape[1]),
-        gemm_address(accumulator(X.dtype)),
+        sizes_of(X, R),
+        execution_of(X),
         bytes_touched=X.nbytes + R.nbytes + ZRH.nbytes,
     )
     for array, result in zip(outputs, results, strict=True):
@@ -87,31 +87,23 @@ def gru_grad(
 ) -> None:
     given = settings(DEFAULTS, direction, activations, activation_alpha, activation_beta, clip)
     outputs = (dX, dW, dR, dB, dH0)
-    results = [working_copy(a, X.dtype) for a in outputs]
+    results = tuple(working_copy(a, X.dtype) for a in outputs)
     launch(
         gru_backward,
-        *(input_of(a, X.dtype) for a in (X, W, R, B)),
+        input_of(X, X.dtype),
+        inputs_of(X.dtype, W, R, B),
         lengths_of(X, SL),
-        *(input_of(a, X.dtype) for a in (Ht0, HAll, ZRH, dHAll, dHFinal)),
-        *results,
-        *_workspace(X, R),
-        tuple(a is not None for a in outputs),
-        *codes_of(given),
+        inputs_of(X.dtype, Ht0, HAll, ZRH, dHAll, dHFinal),
+        results,
+        workspace((X.shape[0] * X.shape[1] * 3 * R.shape[2],), accumulator(X.dtype)),
+        workspace((X.shape[0] * X.shape[1] * R.shape[2],), accumulator(X.dtype)),
+        activations_of(given),
         linear_before_reset,
-        given.clip or 0.0,
         backwards_of(given),
-        (*X.shape, R.shape[2], R.shape[0]),
-        rows_per_block(X.shape[1]),
-        get_num_threads(),
-        gemm_address(accumulator(X.dtype)),
+        sizes_of(X, R),
+        execution_of(X),
         bytes_touched=X.nbytes + R.nbytes + ZRH.nbytes,
     )
     for array, result in zip(outputs, results, strict=True):
         if array is not None:
             narrow(result, array)
-
-
-def _workspace(X: Array, R: Array) -> tuple[Array, Array]:
-    """The two buffers of gru_backward, for all steps and rows of one direction."""
-    rows, hidden, dtype = X.shape[0] * X.shape[1], R.shape[2], accumulator(X.dtype)
-    return workspace((rows * 3 * hidden,), dtype), workspace((rows * hidden,), dtype)

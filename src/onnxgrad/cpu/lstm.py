@@ -3,19 +3,20 @@
 from collections.abc import Sequence
 
 from onnxgrad.cpu.core.convert import narrow
-from onnxgrad.cpu.core.matmul.microkernel import gemm_address
 from onnxgrad.cpu.core.memory import workspace
 from onnxgrad.cpu.core.recurrent.arguments import (
+    activations_of,
     backwards_of,
-    codes_of,
+    execution_of,
     input_of,
+    inputs_of,
     lengths_of,
-    rows_per_block,
+    sizes_of,
     working_copy,
 )
 from onnxgrad.cpu.core.recurrent.lstm_backward import lstm_backward
 from onnxgrad.cpu.core.recurrent.lstm_forward import lstm_forward
-from onnxgrad.cpu.core.threads import get_num_threads, launch
+from onnxgrad.cpu.core.threads import launch
 from onnxgrad.ops.families.recurrent import settings
 from onnxgrad.ops.lstm import DEFAULTS
 from onnxgrad.tensor_types import Array, accumulator
@@ -45,20 +46,21 @@ def lstm_training(
 ) -> None:
     given = settings(DEFAULTS, direction, activations, activation_alpha, activation_beta, clip)
     outputs = (HAll, HFinal, CFinal, CAll, IOFC)
-    results = [working_copy(a, X.dtype) for a in outputs]
+    results = tuple(working_copy(a, X.dtype) for a in outputs)
     launch(
         lstm_forward,
-        *(input_of(a, X.dtype) for a in (X, W, R, B)),
+        input_of(X, X.dtype),
+        inputs_of(X.dtype, W, R, B),
+        input_of(P, X.dtype),
         lengths_of(X, SL),
-        *(input_of(a, X.dtype) for a in (Ht0, Ct0, P)),
-        *results,
-        *codes_of(given),
+        input_of(Ht0, X.dtype),
+        input_of(Ct0, X.dtype),
+        results,
+        activations_of(given),
         input_forget,
-        given.clip or 0.0,
         backwards_of(given),
-        (*X.shape, R.shape[2], R.shape[0]),
-        rows_per_block(X.shape[1]),
-        gemm_address(accumulator(X.dtype)),
+        sizes_of(X, R),
+        execution_of(X),
         bytes_touched=X.nbytes + R.nbytes + IOFC.nbytes,
     )
     for array, result in zip(outputs, results, strict=True):
@@ -97,24 +99,22 @@ def lstm_grad(
 ) -> None:
     given = settings(DEFAULTS, direction, activations, activation_alpha, activation_beta, clip)
     outputs = (dX, dW, dR, dB, dH0, dC0, dP)
-    results = [working_copy(a, X.dtype) for a in outputs]
-    steps, rows, inputs = X.shape
+    results = tuple(working_copy(a, X.dtype) for a in outputs)
     launch(
         lstm_backward,
-        *(input_of(a, X.dtype) for a in (X, W, R)),
+        input_of(X, X.dtype),
+        inputs_of(X.dtype, W, R, B),
+        input_of(P, X.dtype),
         lengths_of(X, SL),
-        *(input_of(a, X.dtype) for a in (Ht0, Ct0, HAll, CAll, IOFC, dHAll, dHFinal, dCFinal, B, P)),
-        *results,
-        workspace((steps * rows * 4 * R.shape[2],), accumulator(X.dtype)),
-        tuple(a is not None for a in outputs),
-        *codes_of(given),
+        inputs_of(X.dtype, Ht0, Ct0, HAll, CAll, IOFC, dHAll, dHFinal, dCFinal),
+        results[:5],
+        *results[5:],
+        workspace((X.shape[0] * X.shape[1] * 4 * R.shape[2],), accumulator(X.dtype)),
+        activations_of(given),
         input_forget,
-        given.clip or 0.0,
         backwards_of(given),
-        (steps, rows, inputs, R.shape[2], R.shape[0]),
-        rows_per_block(rows),
-        get_num_threads(),
-        gemm_address(accumulator(X.dtype)),
+        sizes_of(X, R),
+        execution_of(X),
         bytes_touched=X.nbytes + R.nbytes + IOFC.nbytes,
     )
     for array, result in zip(outputs, results, strict=True):

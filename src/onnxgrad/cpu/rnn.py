@@ -3,18 +3,19 @@
 from collections.abc import Sequence
 
 from onnxgrad.cpu.core.convert import narrow
-from onnxgrad.cpu.core.matmul.microkernel import gemm_address
 from onnxgrad.cpu.core.memory import workspace
 from onnxgrad.cpu.core.recurrent.arguments import (
+    activations_of,
     backwards_of,
-    codes_of,
+    execution_of,
     input_of,
+    inputs_of,
     lengths_of,
-    rows_per_block,
+    sizes_of,
     working_copy,
 )
 from onnxgrad.cpu.core.recurrent.rnn_backward import rnn_backward
-from onnxgrad.cpu.core.threads import get_num_threads, launch
+from onnxgrad.cpu.core.threads import launch
 from onnxgrad.ops.families.recurrent import settings
 from onnxgrad.ops.rnn import DEFAULTS
 from onnxgrad.tensor_types import Array, accumulator
@@ -43,23 +44,20 @@ def rnn_grad(
     clip: float | None,
 ) -> None:
     outputs = (dX, dW, dR, dB, dH0)
-    results = [working_copy(a, X.dtype) for a in outputs]
+    results = tuple(working_copy(a, X.dtype) for a in outputs)
     given = settings(DEFAULTS, direction, activations, activation_alpha, activation_beta, clip)
     launch(
         rnn_backward,
-        *(input_of(a, X.dtype) for a in (X, W, R, B)),
+        input_of(X, X.dtype),
+        inputs_of(X.dtype, W, R, B),
         lengths_of(X, SL),
-        *(input_of(a, X.dtype) for a in (Ht0, HAll, dHAll, dHFinal)),
-        *results,
+        inputs_of(X.dtype, Ht0, HAll, dHAll, dHFinal),
+        results,
         workspace((X.shape[0] * X.shape[1] * R.shape[2],), accumulator(X.dtype)),
-        tuple(a is not None for a in outputs),
-        *codes_of(given),
-        given.clip or 0.0,
+        activations_of(given),
         backwards_of(given),
-        (*X.shape, R.shape[2], R.shape[0]),
-        rows_per_block(X.shape[1]),
-        get_num_threads(),
-        gemm_address(accumulator(X.dtype)),
+        sizes_of(X, R),
+        execution_of(X),
         bytes_touched=X.nbytes + R.nbytes + HAll.nbytes,
     )
     for array, result in zip(outputs, results, strict=True):

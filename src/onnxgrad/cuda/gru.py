@@ -1,4 +1,4 @@
-"""GRUTraining and GRUGrad on CUDA: large products by cuBLAS, all steps in one launch for each direction.
+"""GRUTraining and GRUGrad on CUDA: large products by cuBLAS, all steps of a direction in one launch.
 
 As cuDNN does, products of float32 use TF32 as long as torch.backends.cudnn.allow_tf32 says so, which is its default.
 Half types are computed in float32.
@@ -107,41 +107,41 @@ def gru_grad(
         deltas = torch.empty((S * N, 3 * H), dtype=work, device=X.device)
         previous = _previous(HAll[:, d], Ht0, d, SL, alive, backwards, work).reshape(S * N, H)
         weights = R[d].to(work)
-        aside = torch.empty_like(previous)
+        reset = torch.empty_like(previous)
         if S and N and H:
             with _tf32():
                 if linear_before_reset:
-                    torch.mm(previous, weights[2 * H :].T, out=aside)
+                    torch.mm(previous, weights[2 * H :].T, out=reset)
                     if B is not None:
-                        aside += B[d, 5 * H :].to(work)
+                        reset += B[d, 5 * H :].to(work)
                 within = None
                 if clip is not None:
                     before = _before(inputs, W[d], B, d, H, linear_before_reset, work)
-                    reset = ZRH[:, d, :, H : 2 * H].to(work).reshape(S * N, H)
-                    within = _within(before, previous, weights, reset, aside, linear_before_reset, clip)
+                    gate = ZRH[:, d, :, H : 2 * H].to(work).reshape(S * N, H)
+                    within = _within(before, previous, weights, gate, reset, linear_before_reset, clip)
             tiling = choose_tiling(N, H, 3, X.device)
             _launch_steps(
                 backward_steps, tiling, ZRH[:, d], None if dHAll is None else dHAll[:, d], previous,
-                weights.T.contiguous(), within, SL, gradient, deltas, aside, _counter(X),
+                weights.T.contiguous(), within, SL, gradient, deltas, reset, _counter(X),
                 S, N, H, D * N * H, *_parameters(f, g),
                 f.name, g.name, bool(linear_before_reset), backwards,
                 clip is not None, SL is not None, dHAll is not None, _precision(work),
             )  # fmt: skip
         with _tf32():
             if dX is not None:
-                part = torch.mm(deltas, W[d].to(work))
-                total = part if total is None else total.add_(part)
+                own = torch.mm(deltas, W[d].to(work))
+                total = own if total is None else total.add_(own)
             if dW is not None:
                 dW[d] = torch.mm(deltas.T, inputs)
             if dR is not None:
                 dR[d, : 2 * H] = torch.mm(deltas[:, : 2 * H].T, previous)
-                left, right = (aside, previous) if linear_before_reset else (deltas[:, 2 * H :], aside)
+                left, right = (reset, previous) if linear_before_reset else (deltas[:, 2 * H :], reset)
                 dR[d, 2 * H :] = torch.mm(left.T, right)
         if dB is not None:
             dB[d, : 3 * H] = deltas.sum(0)
             dB[d, 3 * H :] = dB[d, : 3 * H]
             if linear_before_reset:
-                dB[d, 5 * H :] = aside.sum(0)
+                dB[d, 5 * H :] = reset.sum(0)
         if dH0 is not None:
             dH0[d] = gradient
     if dX is not None and total is not None:
@@ -163,7 +163,7 @@ def _check_step(batch: int, hidden: int) -> None:
 
 
 def _counter(like: torch.Tensor) -> torch.Tensor:
-    """Where the programs of one launch count each other."""
+    """The counter by which the programs of one launch wait for each other."""
     return torch.zeros(1, dtype=torch.int32, device=like.device)
 
 
@@ -180,7 +180,7 @@ def _precision(work: torch.dtype) -> str:
 
 @contextlib.contextmanager
 def _tf32() -> Iterator[None]:
-    """cuBLAS under cuDNN's setting: this is a GRU, whatever other products are to use."""
+    """cuBLAS under cuDNN's setting for recurrent operators, whatever other products use."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32
     try:
@@ -210,7 +210,7 @@ def _before(
 
 
 def _only_where(alive: torch.Tensor | None, values: torch.Tensor) -> torch.Tensor:
-    """Zeros past a row's length, whatever stood there: NaN times zero is NaN."""
+    """Zeros past a row's length, where there may be NaN, whose product with 0 is NaN."""
     return values if alive is None else torch.where(alive[:, :, None], values, 0)
 
 
@@ -245,16 +245,16 @@ def _within(
     before: torch.Tensor,
     previous: torch.Tensor,
     weights: torch.Tensor,
+    gate: torch.Tensor,
     reset: torch.Tensor,
-    aside: torch.Tensor,
     linear_before_reset: int,
     clip: float,
 ) -> torch.Tensor:
-    """1 where the input of a gate was not cut off, else 0."""
+    """1 where clip leaves the input of a gate as it is, else 0."""
     hidden = weights.shape[1]
     before[:, : 2 * hidden].addmm_(previous, weights[: 2 * hidden].T)
     if linear_before_reset:
-        before[:, 2 * hidden :] += reset * aside
+        before[:, 2 * hidden :] += gate * reset
     else:
-        before[:, 2 * hidden :].addmm_(reset * previous, weights[2 * hidden :].T)
+        before[:, 2 * hidden :].addmm_(gate * previous, weights[2 * hidden :].T)
     return (before.abs() <= clip).to(before.dtype)

@@ -54,7 +54,7 @@ def _weights(o: Body, R: Value, d: int, splits: Splits) -> tuple[Value, Value]:
 
 
 def _biases(o: Body, B: Value | None, d: int, splits: Splits) -> tuple[Value, ...]:
-    """Added to X Wᵀ, to the state's share of z and r, and to that of h; nothing without B."""
+    """The biases of X Wᵀ, of the state's product for z and r, and of that for h; nothing without B."""
     if B is None:
         return ()
     return tuple(o.nodes("Split", 3, pick(o, B, d), splits.biases, axis=0))
@@ -202,7 +202,7 @@ def _backward(
     state = steps.previous(steps.of(HAll), Ht0)
     Wd, (Rzr, Rh) = pick(o, W, d), _weights(o, R, d, splits)
     biases = tuple(for_all_steps(o, b) for b in _biases(o, B, d, splits))
-    # δz = G∘of_z, δh = G∘of_h, δr = δh∘of_r or (δh Rh)∘of_r: only what needs G is left for the loop.
+    # δz = G∘of_z, δh = G∘of_h, δr = δh∘of_r or (δh Rh)∘of_r: the loop computes only the products with G.
     of_z, of_h = (state - h) * derivative(o, f, z), (1.0 - z) * derivative(o, g, h)
     candidate = plus(state @ transposed(o, Rh), biases[2] if biases else None) if linear else state
     of_r = candidate * derivative(o, f, r)

@@ -173,7 +173,7 @@ def _backward(
     Wd, Rd = pick(o, W, d), pick(o, R, d)
     Pi, Po, Pf = _peepholes(o, P, d, sizes)
 
-    # δo = G∘of_o and so on: only what needs the gradients G and Gc of state and cell is left for the loop.
+    # δo = G∘of_o and so on: the loop computes only the products with G and Gc, the gradients of state and cell.
     shown = apply(o, h, new_cell)
     of_o, of_cell = shown * derivative(o, f, gate_o), gate_o * derivative(o, h, shown)
     of_i = (candidate - cell if input_forget else candidate) * derivative(o, f, gate_i)

@@ -2,8 +2,8 @@
 
 Scans run one step more than there are, in which no row is alive: Scan wants at least one step, and S may be 0.
 
-A length outside 0 to S is an error of Gather's when the model runs. onnxruntime's CPU provider and onnx.reference raise
-it; the standard leaves it open, and a runtime that does not check indices goes on with whatever its Gather gives.
+A length outside 0 to S makes Gather fail when the model runs: onnxruntime's CPU provider and onnx.reference raise an
+error. The standard leaves it open, and a runtime that does not check indices computes with whatever its Gather gives.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ def _sigmoid(o: Body, x: Value) -> Value:
 def _softplus(o: Body, x: Value) -> Value:
     e = o.Exp(-o.Abs(x))  # never overflows
     u = e + 1.0
-    # log1p(e): what adding 1 rounded off is put right again by a factor near 1.
+    # log1p(e): a factor near 1 corrects the rounding of 1 + e.
     log1p = o.Where(u.equals(1.0), e, o.Log(u) * e / o.Where(u.equals(1.0), u, u - 1.0))
     return o.Relu(x) + log1p
 

@@ -1,4 +1,4 @@
-"""GRUTraining and GRUGrad: ONNX's GRU with what its gradient needs, and that gradient."""
+"""GRUTraining and GRUGrad: ONNX's GRU, which also keeps its gates, and its gradient."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -91,7 +91,7 @@ def gru_training(
     activation_beta: Sequence[float] | None = None,
     clip: float | None = None,
 ) -> tuple[T, T, T]:
-    """ONNX's GRU that also gives what GRUGrad needs: every state HAll, the last one HFinal, and the gates ZRH.
+    """ONNX's GRU that also gives the gates ZRH, which GRUGrad needs beside every state HAll.
 
     X [S,N,I], W [D,3H,I], R [D,3H,H], B [D,6H] (zeros if absent), SL [N] lengths (S if absent), Ht0 [D,N,H] first
     state (zeros if absent) → HAll [S,D,N,H], HFinal [D,N,H], ZRH [S,D,N,3H]: the gates z, r and the candidate h
@@ -127,7 +127,7 @@ def _preactivations(
     clip: float | None,
     linear_before_reset: int,
 ) -> Iterator[Array]:
-    """What the activations of z, r and h are applied to, in this order."""
+    """The inputs of the activations of z, r and h, in this order."""
     work = accumulator(x.dtype)
     Wz, Wr, Wh = np.split(W.astype(work), 3)
     Rz, Rr, Rh = np.split(R.astype(work), 3)
@@ -174,7 +174,7 @@ def gru_grad(
     """Gradient of GRUTraining: takes its inputs, its HAll and ZRH and the gradients of HAll and HFinal.
 
     Gives dX, dW, dR, dB and dH0; dB and dH0 also when B or Ht0 is absent. An absent dHAll or dHFinal counts as
-    zeros. Where `clip` cut a gate's input off, nothing flows through it. float16 and bfloat16 are computed in float32.
+    zeros. Where a gate's input was clipped, its gradient is 0. float16 and bfloat16 are computed in float32.
     """
     work = accumulator(X.dtype)
     given = settings(DEFAULTS, direction, activations, activation_alpha, activation_beta, clip)
@@ -203,7 +203,7 @@ def gru_grad(
             δh = through * (1 - z) * g.derivative(h) * within[2]
             dr = δh * (state @ Rh.T + Rbh) if linear_before_reset else (δh @ Rh) * state
             δr = dr * f.derivative(r) * within[1]
-            # What reaches the previous state through Rh: of the product r∘Hp, or of Hp under r.
+            # The gradient that reaches the previous state through Rh: of the product r∘Hp, or of Hp under r.
             δhr = δh * r if linear_before_reset else δh
             δ = np.where(alive, np.concatenate([δz, δr, δh], axis=1), 0)
             δR = np.where(alive, np.concatenate([δz, δr, δhr], axis=1), 0)

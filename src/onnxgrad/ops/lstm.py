@@ -1,4 +1,4 @@
-"""LSTMTraining and LSTMGrad: ONNX's LSTM with what its gradient needs, and that gradient."""
+"""LSTMTraining and LSTMGrad: ONNX's LSTM, which also keeps its cells and gates, and its gradient."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -122,13 +122,13 @@ def lstm_training(
     activation_beta: Sequence[float] | None = None,
     clip: float | None = None,
 ) -> tuple[T, T, T, T, T]:
-    """ONNX's LSTM that also gives what LSTMGrad needs: every state HAll, every cell CAll, and the gates IOFC.
+    """ONNX's LSTM that also gives every cell CAll and the gates IOFC, which LSTMGrad needs beside every state HAll.
 
     X [S,N,I], W [D,4H,I], R [D,4H,H], B [D,8H] (zeros if absent), SL [N] lengths (S if absent), Ht0 and Ct0 [D,N,H]
     first state and cell (zeros if absent), P [D,3H] peepholes of i, o, f (none if absent) → HAll and CAll [S,D,N,H],
     HFinal and CFinal [D,N,H], IOFC [S,D,N,4H]: the gates i, o, f and the candidate c after their activations. Past
     its length a row's HAll, CAll and IOFC are 0 and its state and cell stay. With `input_forget` f is 1 - i. `clip`
-    cuts off what goes into i, o, f and c. float16 and bfloat16 are computed in float32.
+    limits the inputs of the activations of i, o, f and c. float16 and bfloat16 are computed in float32.
     """
     work = accumulator(X.dtype)
     given = settings(DEFAULTS, direction, activations, activation_alpha, activation_beta, clip)
@@ -162,7 +162,7 @@ def _peepholes(P: Array | None, d: int, H: int, work: np.dtype[Any]) -> list[Arr
 
 
 def _before_peepholes(x: Array, W: Array, R: Array, B: Array | None, d: int, state: Array) -> list[Array]:
-    """What the activations of i, o, f and c are applied to, but for the peepholes."""
+    """The inputs of the activations of i, o, f and c, without the peepholes."""
     work = state.dtype
     bias = np.zeros(4 * state.shape[1], work) if B is None else np.add(*np.split(B[d].astype(work), 2))
     return np.split(x.astype(work) @ W.astype(work).T + state @ R.astype(work).T + bias, 4, axis=1)
@@ -203,8 +203,8 @@ def lstm_grad(
 
     Gives dX, dW, dR, dB, dH0, dC0 and dP; the last four also when B, Ht0, Ct0 or P is absent. An absent dHAll, dHFinal
     or dCFinal counts as zeros. B and P come last, since onnxruntime-training's LSTMGrad has neither: B matters only
-    with `clip`; without P what flows through peepholes to cells is left out, as there. Where `clip` cut a gate's input
-    off, nothing flows through it. float16 and bfloat16 are computed in float32.
+    with `clip`; without P cells get no gradient through peepholes, as there. Where a gate's input was clipped, its
+    gradient is 0. float16 and bfloat16 are computed in float32.
     """
     work = accumulator(X.dtype)
     given = settings(DEFAULTS, direction, activations, activation_alpha, activation_beta, clip)
@@ -236,7 +236,7 @@ def lstm_grad(
             δi = to_cell * (candidate - cell if input_forget else candidate) * f.derivative(gate_i) * within[0]
             δf = np.zeros_like(δi) if input_forget else to_cell * cell * f.derivative(gate_f) * within[2]
             δc = to_cell * gate_i * g.derivative(candidate) * within[3]
-            δi, δo, δf, δc = (np.where(alive, part, 0) for part in (δi, δo, δf, δc))
+            δi, δo, δf, δc = (np.where(alive, δ, 0) for δ in (δi, δo, δf, δc))
             δ = np.concatenate([δi, δo, δf, δc], axis=1)
             dX[t] += δ @ W[d].astype(work)
             dW[d] += δ.T @ x

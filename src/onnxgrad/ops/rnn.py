@@ -77,8 +77,8 @@ def rnn_grad(
 
     X [S,N,I], W [D,H,I], R [D,H,H], B [D,2H] (zeros if absent; matters only with `clip`), SL [N] lengths (S if absent),
     Ht0 [D,N,H] first state (zeros if absent), HAll and dHAll [S,D,N,H], dHFinal [D,N,H] → dX, dW, dR, dB and dH0; the
-    last two also when B or Ht0 is absent. An absent dHAll or dHFinal counts as zeros. Where `clip` cut an input of the
-    activation off, nothing flows through it. float16 and bfloat16 are computed in float32.
+    last two also when B or Ht0 is absent. An absent dHAll or dHFinal counts as zeros. Where the input of the
+    activation was clipped, its gradient is 0. float16 and bfloat16 are computed in float32.
     """
     work = accumulator(X.dtype)
     given = settings(DEFAULTS, direction, activations, activation_alpha, activation_beta, clip)

@@ -1,6 +1,6 @@
-"""Recurrent operators: each becomes one that keeps what its gradient needs, and that one's gradient is an operator too.
+"""GRU and LSTM become GRUTraining and LSTMTraining, which keep their gates for GRUGrad and LSTMGrad; RNN has RNNGrad.
 
-`<Op>Training` and `<Op>Grad` of com.microsoft are in ops/; they know layout 0 only, so transposes stand around them.
+These operators are in ops/; they know layout 0 only, so the rules write transposes around them.
 """
 
 from collections.abc import Sequence
@@ -14,20 +14,20 @@ from onnxgrad.rules import nondiff, op, todo, vjp
 from onnxgrad.rules.registry import Function
 
 ATTRIBUTES = ("hidden_size", *families.ATTRIBUTES)
-by_rewriting = todo  # a gradient passes, but nobody asks for it here: the node is rewritten before
+by_rewriting = todo  # never called: the engine rewrites the node first, and the new nodes have gradients
 
-NO_GATES = "what {0} keeps for its gradient, {1}, has no gradient itself: differentiate its states"
+NO_GATES = "{1} of {0} has no gradient: differentiate the states instead"
 
 
 def _swapped(x: Tensor | None) -> Tensor | None:
-    """Rows and steps, or rows and directions, in each other's place: what layout 1 does to X and to states."""
+    """X with rows and steps swapped, or states with rows and directions, as layout 1 has them."""
     return None if x is None else op.Transpose(x, perm=[1, 0, 2])
 
 
 def _training(n: NodeView, name: str, inputs: Sequence[Tensor | None], states: int, own: Sequence[str]) -> list[Tensor]:
     """Every state [S,D,N,H] and the last ones [D,N,H] of the operator `name`, laid out as the node has them.
 
-    `inputs` are those after X; the first `states` outputs of the operator are what the ONNX operator gives.
+    `inputs` are those after X; the first `states` outputs of the operator are those of the ONNX operator.
     """
     X = _swapped(n.X) if n.layout else n.X
     attributes = {a: getattr(n, a) for a in (*ATTRIBUTES, *own)}

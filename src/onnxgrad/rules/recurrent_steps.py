@@ -1,7 +1,7 @@
 """Second derivatives of recurrent operators: GRUGrad, LSTMGrad and RNNGrad written out, step by step.
 
-To differentiate such a node, the operator it is the gradient of is computed once more in standard operators, and the
-engine writes the gradient of these. What the node takes from the forward pass is left aside: inputs determine it.
+To differentiate such a node, the rule writes the forward operator once more, in standard operators, and the engine
+writes the gradient of these. The rule ignores HAll and the gates that the node takes: the other inputs determine them.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,9 +15,9 @@ from onnxgrad.ops.families.recurrent import ATTRIBUTES, settings
 from onnxgrad.rules import nondiff, op, todo, vjp
 from onnxgrad.rules.registry import Function
 
-by_rewriting = todo  # a gradient passes, but nobody asks for it here: the node is rewritten before
+by_rewriting = todo  # never called: the engine rewrites the node first, and the new nodes have gradients
 Leaves = dict[str, Tensor | None]  # the inputs by name
-# What goes into the gates of one step but for the state's part, and the states before it; gives the states after it.
+# From the inputs of one step's gates, without the state's product, and the states before it: the states after it.
 Step = Callable[[Tensor, Sequence[Tensor]], Sequence[Tensor]]
 
 
@@ -42,7 +42,7 @@ def _of(x: Tensor | None, d: int) -> Tensor | None:
     return None if x is None else op.Gather(x, d, axis=0)
 
 
-def _parts(x: Tensor | None, count: int, axis: int = -1) -> list[Tensor]:
+def _split(x: Tensor | None, count: int, axis: int = -1) -> list[Tensor]:
     if x is None:
         return []
     return [x] if count == 1 else list(op.Split(x, axis=axis, num_outputs=count, outputs=count))
@@ -58,7 +58,7 @@ def _product(x: Tensor, weights: Tensor) -> Tensor:
     return x @ op.Transpose(weights, perm=[1, 0])
 
 
-def _walk(
+def _forward_steps(
     before: Tensor, firsts: Sequence[Tensor], SL: Tensor | None, backwards: bool, step: Step
 ) -> tuple[Tensor, list[Tensor]]:
     """Every state [S,1,N,H] and the last ones [1,N,H] of one direction."""
@@ -69,7 +69,7 @@ def _walk(
         )
     every: dict[int, Tensor] = {}
     states = list(firsts)
-    inputs = [op.Squeeze(part, [0]) for part in _parts(before, steps, axis=0)]
+    inputs = [op.Squeeze(x, [0]) for x in _split(before, steps, axis=0)]
     for t in reversed(range(steps)) if backwards else range(steps):
         new = step(inputs[t], states)
         every[t] = new[0]
@@ -84,8 +84,8 @@ def _walk(
 
 def _gru_step(n: NodeView, leaves: Leaves, d: int, chosen: Sequence[Chosen]) -> tuple[Tensor | None, Step]:
     f, g = chosen
-    Rz, Rr, Rh = _parts(_of(leaves["R"], d), 3, axis=0)
-    biases = _parts(_of(leaves["B"], d), 6)
+    Rz, Rr, Rh = _split(_of(leaves["R"], d), 3, axis=0)
+    biases = _split(_of(leaves["B"], d), 6)
     outside, inside = None, None  # of the product with r
     if biases:
         Wz, Wr, Wh, Rbz, Rbr, Rbh = biases
@@ -94,7 +94,7 @@ def _gru_step(n: NodeView, leaves: Leaves, d: int, chosen: Sequence[Chosen]) -> 
 
     def step(before: Tensor, states: Sequence[Tensor]) -> list[Tensor]:
         (state,) = states
-        before_z, before_r, before_h = _parts(before, 3)
+        before_z, before_r, before_h = _split(before, 3)
         z = _gate(n, f, before_z + _product(state, Rz))
         r = _gate(n, f, before_r + _product(state, Rr))
         from_state = r * _plus(_product(state, Rh), inside) if n.linear_before_reset else _product(r * state, Rh)
@@ -112,8 +112,8 @@ def _lstm_step(n: NodeView, leaves: Leaves, d: int, chosen: Sequence[Chosen]) ->
             raise ValueError(
                 f"the second derivative needs the LSTM's input {name}, expected it as LSTMGrad's {name} too"
             )
-    R, biases = _of(leaves["R"], d), _parts(_of(leaves["B"], d), 2)
-    peepholes: Sequence[Tensor | None] = _parts(_of(leaves["P"], d), 3) or [None] * 3
+    R, biases = _of(leaves["R"], d), _split(_of(leaves["B"], d), 2)
+    peepholes: Sequence[Tensor | None] = _split(_of(leaves["P"], d), 3) or [None] * 3
     Pi, Po, Pf = peepholes
     assert R is not None
 
@@ -122,7 +122,7 @@ def _lstm_step(n: NodeView, leaves: Leaves, d: int, chosen: Sequence[Chosen]) ->
 
     def step(before: Tensor, states: Sequence[Tensor]) -> list[Tensor]:
         state, cell = states
-        inner_i, inner_o, inner_f, inner_c = _parts(before + _product(state, R), 4)
+        inner_i, inner_o, inner_f, inner_c = _split(before + _product(state, R), 4)
         gate_i = _gate(n, f, peeping(inner_i, Pi, cell))
         gate_f = 1 - gate_i if n.input_forget else _gate(n, f, peeping(inner_f, Pf, cell))
         new_cell = gate_f * cell + gate_i * _gate(n, g, inner_c)
@@ -133,7 +133,7 @@ def _lstm_step(n: NodeView, leaves: Leaves, d: int, chosen: Sequence[Chosen]) ->
 
 
 def _rnn_step(n: NodeView, leaves: Leaves, d: int, chosen: Sequence[Chosen]) -> tuple[Tensor | None, Step]:
-    R, biases = _of(leaves["R"], d), _parts(_of(leaves["B"], d), 2)
+    R, biases = _of(leaves["R"], d), _split(_of(leaves["B"], d), 2)
     assert R is not None
     bias = _plus(*biases) if biases else None
     return bias, lambda before, states: [_gate(n, chosen[0], before + _product(states[0], R))]
@@ -153,7 +153,7 @@ def _forward(
         bias, step = make_step(n, leaves, d, activations)
         before = _plus(_product(X, op.Gather(W, d, axis=0)), bias)
         firsts = [zeros if leaves[name] is None else op.Gather(leaves[name], d, axis=0) for name in first_names]
-        HAll, finals = _walk(before, firsts, n.SL, backwards, step)
+        HAll, finals = _forward_steps(before, firsts, n.SL, backwards, step)
         every.append(HAll)
         last.append(finals)
     return [op.Concat(*every, axis=1), *(op.Concat(*states, axis=0) for states in zip(*last, strict=True))]
@@ -169,7 +169,7 @@ def _by_steps(
         seeds = [getattr(n, name) for name in gradients]
         if all(seed is None for seed in seeds):
             return []
-        # Copies, so that the walk back ends here, whatever the inputs depend on.
+        # Copies, so that the engine stops here, whatever the inputs depend on.
         given = {name: getattr(n, name) for name in inputs}
         leaves = {name: None if v is None else builder.copy(v) for name, v in given.items()}
         results = _forward(n, leaves, firsts, defaults, make_step)
@@ -180,7 +180,7 @@ def _by_steps(
     return rewrite
 
 
-DOC = "Written out step by step, whose number must be known."
+DOC = "Written out step by step: the number of steps must be known."
 vjp(
     "GRUGrad",
     domain=MICROSOFT,

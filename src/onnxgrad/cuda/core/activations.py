@@ -14,7 +14,7 @@ def exp(x):
         return tl.exp(x)
     x = tl.where(x < -150.0, -150.0, x)  # which gives 0, and taken from itself is a number
     k = tl.floor(x * 1.4426950408889634 + 0.5)
-    rest = (x - k * 0.693359375) - k * -2.12194440e-4  # ln 2 in two parts, the first times k exactly
+    rest = (x - k * 0.693359375) - k * -2.12194440e-4  # ln 2 as a sum of two, the first of which times k is exact
     half = tl.floor(k * 0.5)
     return tl.exp2(rest * 1.4426950408889634) * tl.exp2(half) * tl.exp2(k - half)
 

@@ -10,7 +10,7 @@ from onnxgrad.cuda.core.launch import INTERPRETED, ceil_div
 
 
 class Tiling(NamedTuple):
-    """How a matrix of states is cut into tiles, and how many programs share them."""
+    """The tiles of a matrix of states, and how many programs compute them."""
 
     rows: int
     columns: int
@@ -51,7 +51,7 @@ def tile_of(tile, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 @triton.jit
 def wait_for_all(counter, meeting, PROGRAMS: tl.constexpr):
     """Returns once every program has come to this meeting, its writes visible to all; meetings count from 1."""
-    tl.debug_barrier()  # the threads of one program, too, read what others have written
+    tl.debug_barrier()  # threads of one program read each other's results, too
     if PROGRAMS > 1:
         tl.atomic_add(counter, 1, sem="acq_rel")
         while tl.load(counter, volatile=True) < meeting * PROGRAMS:

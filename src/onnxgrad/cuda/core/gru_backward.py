@@ -1,4 +1,4 @@
-"""GRUGrad's steps on CUDA, the last one first: one launch, whose programs meet once or twice a step."""
+"""GRUGrad's backward steps on CUDA: one launch, whose programs wait for each other once or twice a step."""
 
 import triton
 import triton.language as tl
@@ -11,7 +11,7 @@ from onnxgrad.cuda.core.launch import float_of
 
 @triton.jit
 def backward_steps(
-    ZRH, dHAll, previous, weights, within, lengths, gradient, deltas, aside, counter,
+    ZRH, dHAll, previous, weights, within, lengths, gradient, deltas, reset, counter,
     steps, batch, hidden, all_step, f_alpha, f_beta, g_alpha, g_beta,
     F: tl.constexpr, G: tl.constexpr, LINEAR_BEFORE_RESET: tl.constexpr, BACKWARDS: tl.constexpr,
     CLIPS: tl.constexpr, HAS_LENGTHS: tl.constexpr, HAS_ALL: tl.constexpr, PRECISION: tl.constexpr,
@@ -19,9 +19,9 @@ def backward_steps(
 ):  # fmt: skip
     """From the last step to the first, each program for its tiles of the states' gradient.
 
-    `previous` [S·N, H] holds the states before each step, `weights` [H, 3H] is Rᵀ, `within` [S·N, 3H] is 1 where clip
-    cut nothing off, `gradient` [N, H] is that of the state. Written are `deltas` [S·N, 3H]: δz, δr, δh, and `aside`
-    [S·N, H]: δh∘r, having held Hp · Rhᵀ + Rbh, with linear_before_reset; r∘Hp without.
+    `previous` [S·N, H] holds the states before each step, `weights` [H, 3H] is Rᵀ, `within` [S·N, 3H] is 1 where
+    clip left a gate's input as it is, `gradient` [N, H] is that of the state. The programs write `deltas` [S·N, 3H],
+    which are δz, δr, δh, and `reset` [S·N, H]: with linear_before_reset δh∘r in place of Hp · Rhᵀ + Rbh, else r∘Hp.
     """
     kind = gradient.dtype.element_ty
     f_alpha = float_of(f_alpha, kind)
@@ -58,12 +58,12 @@ def backward_steps(
             tl.store(deltas + at + 2 * hidden, δh, inside)
             tl.store(gradient + own, tl.where(alive, flow * z, through), inside)
             if LINEAR_BEFORE_RESET:
-                δr = δh * tl.load(aside + side, inside, other=0) * derivative(F, r, f_alpha, f_beta)
+                δr = δh * tl.load(reset + side, inside, other=0) * derivative(F, r, f_alpha, f_beta)
                 if CLIPS:
                     δr *= tl.load(within + at + hidden, inside, other=0)
                 tl.store(deltas + at + hidden, tl.where(alive, δr, 0), inside)
                 tl.debug_barrier()  # another thread may write there than has read
-                tl.store(aside + side, δh * r, inside)
+                tl.store(reset + side, δh * r, inside)
         meeting += 1
         wait_for_all(counter, meeting, PROGRAMS)
         step = deltas + t * batch * width
@@ -84,7 +84,7 @@ def backward_steps(
                 if CLIPS:
                     δr *= tl.load(within + at + hidden, inside, other=0)
                 tl.store(deltas + at + hidden, tl.where(alive, δr, 0), inside)
-                tl.store(aside + side, r * state, inside)
+                tl.store(reset + side, r * state, inside)
                 tl.store(gradient + own, tl.load(gradient + own, inside, other=0) + flow * r, inside)
             meeting += 1
             wait_for_all(counter, meeting, PROGRAMS)
@@ -96,7 +96,7 @@ def backward_steps(
             )
             if LINEAR_BEFORE_RESET:
                 total = product(
-                    aside + t * batch * hidden, hidden, weights + 2 * hidden, width, row, column, batch, hidden, hidden,
+                    reset + t * batch * hidden, hidden, weights + 2 * hidden, width, row, column, batch, hidden, hidden,
                     total, DEPTH, PRECISION,
                 )  # fmt: skip
             tl.store(gradient + own, total, inside)

@@ -1,4 +1,4 @@
-"""GRUTraining's steps on CUDA: one launch, whose programs meet after every step."""
+"""GRUTraining's steps on CUDA: one launch, whose programs wait for each other after every step."""
 
 import triton
 import triton.language as tl
@@ -97,7 +97,7 @@ def forward_steps(
             Rh = R + 2 * hidden * hidden
             if LINEAR_BEFORE_RESET:
                 z, r, h = zero, zero, zero
-                # One pass over the states for all three gates.
+                # The states are read once for all three gates.
                 for k in range(0, hidden, DEPTH):
                     place = k + tl.arange(0, DEPTH)
                     left = tl.load(

@@ -1,4 +1,4 @@
-"""The activation functions of ONNX's recurrent operators, and what their gradients are made of."""
+"""The activation functions of ONNX's recurrent operators, and their derivatives."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "Affine": Activation(lambda x, a, b: a * x + b, lambda y, a, b: np.full_like(y, a), alpha=1.0, beta=0.0),
 }
 _BY_LOWER_NAME = {name.lower(): name for name in ACTIVATIONS}
-# Below zero these two can come out positive, so that their result no longer tells on which side of 0 it arose.
+# With a negative alpha a negative x gives a positive y, from which the sign of x can no longer be read.
 _NEED_POSITIVE_ALPHA = ("LeakyRelu", "Elu")
 
 
@@ -80,8 +80,8 @@ def choose(
 ) -> list[Chosen]:
     """The activations in the order of the attribute.
 
-    alphas and betas are dealt out as onnxruntime does it: in order, to the functions that have such a parameter; who
-    comes too late keeps its default.
+    alphas and betas go, as in onnxruntime, in order to the functions that have such a parameter; where they run out,
+    functions keep their defaults.
     """
     wanted = list(names) if names else list(defaults) * directions
     if len(wanted) != len(defaults) * directions:
@@ -96,7 +96,9 @@ def choose(
         alpha = 0.0 if entry.alpha is None else left_alphas.pop(0) if left_alphas else entry.alpha
         beta = 0.0 if entry.beta is None else left_betas.pop(0) if left_betas else entry.beta
         if known in _NEED_POSITIVE_ALPHA and not alpha >= 0:
-            raise ValueError(f"activation_alpha is {alpha} for {known}, expected at least 0: no gradient can be told")
+            raise ValueError(
+                f"activation_alpha is {alpha} for {known}, expected at least 0: below, y does not determine dy/dx"
+            )
         chosen.append(Chosen(known, alpha, beta))
     if left_alphas:
         raise ValueError(f"activation_alpha has {len(left_alphas)} values more than these activations take")

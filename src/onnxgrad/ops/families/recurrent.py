@@ -1,5 +1,6 @@
 """GRU, LSTM and RNN: their shared attributes, the shapes of their inputs, and the lengths of rows."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -37,6 +38,19 @@ def settings(
     clip: float | None = None,
 ) -> Settings:
     """The ATTRIBUTES of an operator whose activations are `defaults` unless it names others; raises for bad ones."""
+    lists = (None if v is None else tuple(v) for v in (activations, activation_alpha, activation_beta))
+    return _settings(tuple(defaults), direction, *lists, clip)
+
+
+@functools.lru_cache  # every call of an operator asks twice, for its shapes and for its kernel
+def _settings(
+    defaults: tuple[str, ...],
+    direction: str,
+    activations: tuple[str, ...] | None,
+    activation_alpha: tuple[float, ...] | None,
+    activation_beta: tuple[float, ...] | None,
+    clip: float | None,
+) -> Settings:
     if direction not in DIRECTIONS:
         raise ValueError(f"direction is {direction!r}, expected one of {', '.join(DIRECTIONS)}")
     if clip is not None and not clip > 0:

@@ -1,7 +1,7 @@
-"""Activation functions over stretches of memory: mostly branch-free, so that they run on vectors."""
+"""Activation functions over ranges of memory: mostly branch-free, so that they run on vectors."""
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
@@ -132,16 +132,40 @@ def probability(log: float) -> float:
 
 @native
 def clamp(values: Array, start: int, count: int, limit: float) -> None:
-    """Cuts values off at ±limit; NaN stays NaN."""
+    """Clips values to ±limit; NaN stays NaN."""
     low, high = values.dtype.type(-limit), values.dtype.type(limit)
     for i in range(start, start + count):
         x = load(values, i)
         store(values, i, low if x < low else high if x > high else x)
 
 
+class Activation(NamedTuple):
+    """An activation function with its parameters."""
+
+    code: int
+    alpha: float
+    beta: float
+
+
+class Activations(NamedTuple):
+    """The activations of all directions, one after the other, and the clip of their inputs."""
+
+    codes: Array
+    parameters: Array  # alpha and beta of each
+    clip: float  # 0: none
+
+
 @native
-def activate(code: int, alpha: float, beta: float, values: Array, start: int, count: int) -> None:
-    """values[start : start + count] = the activation of each."""
+def activation_of(activations: Activations, number: int) -> Activation:
+    """One of them."""
+    parameters = activations.parameters
+    return Activation(activations.codes[number], parameters[number, 0], parameters[number, 1])
+
+
+@native
+def activate(f: Activation, values: Array, start: int, count: int) -> None:
+    """values[start : start + count] = f of each."""
+    code, alpha, beta = f
     one, a, b = values.dtype.type(1), values.dtype.type(alpha), values.dtype.type(beta)
     nil = values.dtype.type(0)
     stop = start + count
@@ -188,10 +212,31 @@ def activate(code: int, alpha: float, beta: float, values: Array, start: int, co
 
 
 @native
-def times_derivative(
-    code: int, alpha: float, beta: float, results: Array, at: int, gradients: Array, start: int, count: int
-) -> None:
-    """gradients[start + i] *= the activation's derivative where it gave results[at + i]."""
+def activate_clipped(f: Activation, clip: float, values: Array, start: int, count: int) -> None:
+    """values[start : start + count] = f of each, clipped first."""
+    if clip > 0:
+        clamp(values, start, count, clip)
+    activate(f, values, start, count)
+
+
+@native
+def within_clip(values: Array, at: int, count: int, clip: float, within: Array) -> None:
+    """within[i] = 1 where clip leaves values[at + i] as it is, else 0."""
+    for i in range(count):
+        within[i] = abs(load(values, at + i)) <= clip
+
+
+@native
+def scale(values: Array, at: int, factors: Array, start: int, count: int) -> None:
+    """values[at + i] *= factors[start + i]."""
+    for i in range(count):
+        store(values, at + i, load(values, at + i) * load(factors, start + i))
+
+
+@native
+def times_derivative(f: Activation, results: Array, at: int, gradients: Array, start: int, count: int) -> None:
+    """gradients[start + i] *= f's derivative where its result is results[at + i]."""
+    code, alpha, beta = f
     one, a, b = gradients.dtype.type(1), gradients.dtype.type(alpha), gradients.dtype.type(beta)
     nil = gradients.dtype.type(0)
     if code == SIGMOID:

@@ -1,4 +1,4 @@
-"""LSTMGrad in native code: blocks of rows walk back through time, then large products make the weights' gradients.
+"""LSTMGrad in native code: blocks of rows take the steps backwards, then large products make the weights' gradients.
 
 `deltas` holds the gradients δi, δo, δf, δc before the activations, for all steps and rows of one direction.
 """
@@ -10,14 +10,24 @@ from onnxgrad.cpu.core.jit import int64, native
 from onnxgrad.cpu.core.matmul.microkernel import Matrix, Panels, aligned, multiply, packed_matrix
 from onnxgrad.cpu.core.matmul.outer import DEPTH, ZERO_ROW, gather_row
 from onnxgrad.cpu.core.parallel import parallel
-from onnxgrad.cpu.core.recurrent.activations import activate, times_derivative
-from onnxgrad.cpu.core.recurrent.gru_forward import bad_length
+from onnxgrad.cpu.core.recurrent.activations import (
+    Activations,
+    activate,
+    activation_of,
+    scale,
+    times_derivative,
+    within_clip,
+)
+from onnxgrad.cpu.core.recurrent.arguments import Direction, Execution, Sizes
 from onnxgrad.cpu.core.recurrent.lstm_forward import add_peephole
 from onnxgrad.cpu.core.recurrent.projections import (
+    Factors,
+    bad_length,
     bias_gradient,
+    both_biases,
     input_gradient,
     previous_rows,
-    project,
+    project_alone,
     weight_gradients,
 )
 from onnxgrad.tensor_types import Array
@@ -26,45 +36,34 @@ SUMMED_COLUMNS = 64
 
 
 @native
-def mask(values: Array, at: int, count: int, clip: float, within: Array) -> None:
-    """within[i] = 1 where the input of a gate was not cut off, else 0."""
-    for i in range(count):
-        within[i] = abs(load(values, at + i)) <= clip
-
-
-@native
-def _walk_back(
+def _backward_steps(
     number: int,
-    states: Array,
-    cells: Array,
-    first: Array,
-    first_cell: Array,
-    gates: Array,
+    given: tuple[Array, ...],
     P: Array,
-    d_states: Array,
-    d_final: Array,
-    d_final_cell: Array,
     lengths: Array,
     previous: Array,
     deltas: Array,
     d_first: Array,
     d_first_cell: Array,
     packed: tuple[Array, Array],
-    codes: Array,
-    parameters: Array,
-    settings: tuple[int, float, int, int],
-    sizes: tuple[int, ...],
-    block: int,
-    gemm: int,
+    activations: Activations,
+    input_forget: int,
+    order: Direction,
+    sizes: Sizes,
+    execution: Execution,
 ) -> None:
     """A block of rows from the last step to the first."""
+    first, first_cell, states, cells, gates, d_states, d_final, d_final_cell = given
     steps, batch, _, hidden, directions = sizes
-    input_forget, clip, backwards, direction = settings
+    direction, backwards = order
+    block, _, gemm = execution
     back, ahead = packed
+    clip = activations.clip
     start = number * block
     rows = min(block, batch - start)
     size, width, origin = rows * hidden, 4 * hidden, int64(0)
-    f, g, h = 3 * direction, 3 * direction + 1, 3 * direction + 2
+    f, g = activation_of(activations, 3 * direction), activation_of(activations, 3 * direction + 1)
+    h = activation_of(activations, 3 * direction + 2)
     Pi, Po, Pf = direction * 3 * hidden, (direction * 3 + 1) * hidden, (direction * 3 + 2) * hidden
     peeping, own = P.size > 0, (direction * batch + start) * hidden
     G, Gc = np.zeros(size, gates.dtype), np.zeros(size, gates.dtype)
@@ -82,7 +81,7 @@ def _walk_back(
         for i in range(rows):
             gather_row(cells, first_cell, previous[row + i], hidden, origin, hidden, old, i * hidden)
         if clip > 0:
-            # deltas holds X · Wᵀ + bias; with the state's and the cell's part it is what `clip` was applied to.
+            # deltas holds X · Wᵀ + bias; plus the state's product and the peepholes it is the gates' unclipped input.
             for i in range(rows):
                 gather_row(states, first, previous[row + i], hidden, origin, hidden, before, i * hidden)
             at = aligned(ahead)
@@ -100,7 +99,7 @@ def _walk_back(
                     add_peephole(deltas, δi, P, Pi, old, i * hidden, hidden)
                     add_peephole(deltas, δi + hidden, P, Po, cells, (gate_row + i) * hidden, hidden)
                     add_peephole(deltas, δi + 2 * hidden, P, Pf, old, i * hidden, hidden)
-            mask(deltas, row * width, rows * width, clip, within)
+            within_clip(deltas, row * width, rows * width, clip, within)
         for i in range(rows):
             gate_i, new, at = (gate_row + i) * width, (gate_row + i) * hidden, i * hidden
             gate_o, gate_f, candidate = gate_i + hidden, gate_i + 2 * hidden, gate_i + 3 * hidden
@@ -114,16 +113,15 @@ def _walk_back(
                     G[at + j] += load(d_states, new + j)
             for j in range(hidden):
                 store(shown, j, load(cells, new + j))
-            activate(codes[h], parameters[h, 0], parameters[h, 1], shown, origin, hidden)
+            activate(h, shown, origin, hidden)
             for j in range(hidden):
                 through = load(G, at + j)
                 store(deltas, δo + j, through * load(shown, j))
                 store(flow, j, through * load(gates, gate_o + j))
-            times_derivative(codes[f], parameters[f, 0], parameters[f, 1], gates, gate_o, deltas, δo, hidden)
-            times_derivative(codes[h], parameters[h, 0], parameters[h, 1], shown, origin, flow, origin, hidden)
+            times_derivative(f, gates, gate_o, deltas, δo, hidden)
+            times_derivative(h, shown, origin, flow, origin, hidden)
             if clip > 0:
-                for j in range(hidden):
-                    store(deltas, δo + j, load(deltas, δo + j) * load(within, i * width + hidden + j))
+                scale(deltas, δo, within, i * width + hidden, hidden)
             for j in range(hidden):
                 store(Gc, at + j, load(Gc, at + j) + load(flow, j))
             if peeping:
@@ -134,17 +132,15 @@ def _walk_back(
                 store(deltas, δf + j, through * kept)
                 store(deltas, δc + j, through * load(gates, gate_i + j))
                 store(Gc, at + j, through * load(gates, gate_f + j))
-            times_derivative(codes[f], parameters[f, 0], parameters[f, 1], gates, gate_i, deltas, δi, hidden)
-            times_derivative(codes[g], parameters[g, 0], parameters[g, 1], gates, candidate, deltas, δc, hidden)
+            times_derivative(f, gates, gate_i, deltas, δi, hidden)
+            times_derivative(g, gates, candidate, deltas, δc, hidden)
             if input_forget:
                 zero(deltas, δf, δf + hidden)
             else:
-                times_derivative(codes[f], parameters[f, 0], parameters[f, 1], gates, gate_f, deltas, δf, hidden)
+                times_derivative(f, gates, gate_f, deltas, δf, hidden)
             if clip > 0:
-                for j in range(hidden):
-                    store(deltas, δi + j, load(deltas, δi + j) * load(within, i * width + j))
-                for j in range(2 * hidden):
-                    store(deltas, δf + j, load(deltas, δf + j) * load(within, i * width + 2 * hidden + j))
+                scale(deltas, δi, within, i * width, hidden)
+                scale(deltas, δf, within, i * width + 2 * hidden, 2 * hidden)
             if peeping:
                 add_peephole(Gc, at, P, Pi, deltas, δi, hidden)
                 add_peephole(Gc, at, P, Pf, deltas, δf, hidden)
@@ -177,15 +173,16 @@ def _peephole_columns(
     previous: Array,
     dP: Array,
     direction: int,
-    sizes: tuple[int, ...],
+    sizes: Sizes,
 ) -> None:
+    """dP = Σ δ∘cell, for some columns of one gate."""
     _, batch, _, hidden, directions = sizes
     per_gate = (hidden + SUMMED_COLUMNS - 1) // SUMMED_COLUMNS
     gate, left = number // per_gate, number % per_gate * SUMMED_COLUMNS
     n = min(SUMMED_COLUMNS, hidden - left)
-    total, part, cell = np.zeros(n, dP.dtype), np.empty(n, dP.dtype), np.empty(n, dP.dtype)
-    for k in range(0, previous.size, DEPTH):  # sums of sums: the error grows with the square root of what it would
-        part[:] = 0
+    total, block, cell = np.zeros(n, dP.dtype), np.empty(n, dP.dtype), np.empty(n, dP.dtype)
+    for k in range(0, previous.size, DEPTH):  # sums of sums: the error grows with the square root of the number of rows
+        block[:] = 0
         for row in range(k, min(previous.size, k + DEPTH)):
             where = previous[row]
             if where == ZERO_ROW:
@@ -194,8 +191,8 @@ def _peephole_columns(
                 where = (row // batch * directions + direction) * batch + row % batch
             gather_row(cells, first_cell, where, hidden, left, n, cell, int64(0))
             for j in range(n):
-                part[j] += load(deltas, (row * 4 + gate) * hidden + left + j) * load(cell, j)
-        total += part
+                block[j] += load(deltas, (row * 4 + gate) * hidden + left + j) * load(cell, j)
+        total += block
     for j in range(n):
         store(dP, (direction * 3 + gate) * hidden + left + j, total[j])
 
@@ -203,74 +200,57 @@ def _peephole_columns(
 @native
 def lstm_backward(
     X: Array,
-    W: Array,
-    R: Array,
-    lengths: Array,
-    first: Array,
-    first_cell: Array,
-    states: Array,
-    cells: Array,
-    gates: Array,
-    d_states: Array,
-    d_final: Array,
-    d_final_cell: Array,
-    B: Array,
+    weights: tuple[Array, ...],
     P: Array,
-    dX: Array,
-    dW: Array,
-    dR: Array,
-    dB: Array,
-    dH0: Array,
+    lengths: Array,
+    given: tuple[Array, ...],
+    gradients: tuple[Array, ...],
     dC0: Array,
     dP: Array,
     deltas: Array,
-    wanted: tuple[bool, ...],
-    codes: Array,
-    parameters: Array,
+    activations: Activations,
     input_forget: int,
-    clip: float,
     backwards: Array,
-    sizes: tuple[int, ...],
-    block: int,
-    threads: int,
-    gemm: int,
+    sizes: Sizes,
+    execution: Execution,
     scheduler: int,
 ) -> int:
-    """Everything one-dimensional, in float32 or float64; what is absent or not wanted is an empty array.
+    """Everything one-dimensional, in float32 or float64; absent inputs and unwanted gradients are empty arrays.
 
-    Returns -1, or the first row whose length is no number of steps; then nothing is written.
+    Returns -1, or the first row whose length is not 0 to the number of steps; then nothing is written.
     """
-    steps, batch, inputs, hidden, directions = sizes
-    bad = bad_length(lengths, steps)
+    sizes, execution, activations = Sizes(*sizes), Execution(*execution), Activations(*activations)
+    W, R, B = weights
+    first, first_cell, states, cells, _, _, _, _ = given
+    dX, dW, dR, dB, dH0 = gradients
+    hidden, width, clip, gemm = sizes.hidden, 4 * sizes.hidden, activations.clip, execution.gemm
+    bad = bad_length(lengths, sizes.steps)
     if bad >= 0:
         return bad
-    width, origin = 4 * hidden, int64(0)
     if hidden == 0:
         zero(dX, 0, dX.size)
         return int64(-1)
-    for d in range(directions):
-        previous = previous_rows(lengths, d, backwards[d], sizes)
-        ahead = np.empty(0, X.dtype)
+    nothing = np.empty(0, X.dtype)
+    for d in range(sizes.directions):
+        order = Direction(d, backwards[d])
+        previous = previous_rows(lengths, order, sizes)
+        ahead = nothing
         if clip > 0:
             ahead = packed_matrix(R, d * width * hidden, 1, hidden, hidden, width, scheduler)
-            alone = (steps, batch, inputs, hidden, int64(1))
-            project(X, W, B, deltas, origin, d, width, alone, gemm, scheduler)
+            project_alone(X, W, both_biases(B, d, width, deltas), deltas, d, sizes, gemm, scheduler)
         back = packed_matrix(R, d * width * hidden, hidden, 1, width, hidden, scheduler)
-        given = (states, cells, first, first_cell, gates, P, d_states, d_final, d_final_cell, lengths, previous)
-        settings = (input_forget, clip, backwards[d], d)
-        work = (*given, deltas, dH0, dC0, (back, ahead), codes, parameters, settings, sizes, block, gemm)
-        parallel(scheduler, (batch + block - 1) // block, _walk_back, work)
-        if wanted[0]:
-            input_gradient(deltas, W, dX, d, inputs, width, gemm, scheduler)
-        if wanted[1] or wanted[2]:
-            weight_gradients(
-                deltas, X, dW, states, first, previous, dR, d, (wanted[1], wanted[2]), (inputs, hidden, width),
-                threads, gemm, scheduler,
-            )  # fmt: skip
-        if wanted[3]:
+        arrays = (given, P, lengths, previous, deltas, dH0, dC0, (back, ahead))
+        tasks = (sizes.batch + execution.block - 1) // execution.block
+        parallel(scheduler, tasks, _backward_steps, (*arrays, activations, input_forget, order, sizes, execution))
+        if dX.size > 0:
+            input_gradient(deltas, W, dX, d, sizes.inputs, width, gemm, scheduler)
+        if dW.size > 0 or dR.size > 0:
+            factors = Factors(deltas, X, states, first, previous, nothing, int64(0))
+            weight_gradients(factors, dW, dR, d, width, sizes, execution, scheduler)
+        if dB.size > 0:
             bias_gradient(deltas, width, dB, d, scheduler)
-        if wanted[6]:
-            tasks = 3 * ((hidden + SUMMED_COLUMNS - 1) // SUMMED_COLUMNS)
-            work_p = (deltas, cells, first_cell, previous, dP, d, sizes)
-            parallel(scheduler, tasks, _peephole_columns, work_p)
+        if dP.size > 0:
+            columns = 3 * ((hidden + SUMMED_COLUMNS - 1) // SUMMED_COLUMNS)
+            work = (deltas, cells, first_cell, previous, dP, d, sizes)
+            parallel(scheduler, columns, _peephole_columns, work)
     return int64(-1)

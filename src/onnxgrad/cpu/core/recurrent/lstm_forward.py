@@ -1,4 +1,4 @@
-"""LSTMTraining in native code: one large product for the inputs, then each block of rows walks through time alone."""
+"""LSTMTraining in native code: one large product for the inputs, then each block of rows takes its steps alone."""
 
 import numpy as np
 
@@ -6,9 +6,9 @@ from onnxgrad.cpu.core.halves import load, store, zero
 from onnxgrad.cpu.core.jit import int64, native
 from onnxgrad.cpu.core.matmul.microkernel import Matrix, Panels, aligned, multiply, packed_matrix
 from onnxgrad.cpu.core.parallel import parallel
-from onnxgrad.cpu.core.recurrent.activations import activate, clamp
-from onnxgrad.cpu.core.recurrent.gru_forward import bad_length
-from onnxgrad.cpu.core.recurrent.projections import project
+from onnxgrad.cpu.core.recurrent.activations import Activations, activate, activate_clipped, activation_of
+from onnxgrad.cpu.core.recurrent.arguments import Direction, Execution, Sizes
+from onnxgrad.cpu.core.recurrent.projections import bad_length, both_biases, project
 from onnxgrad.tensor_types import Array
 
 
@@ -20,36 +20,25 @@ def add_peephole(values: Array, at: int, P: Array, peephole: int, cells: Array, 
 
 
 @native
-def _gate(f: int, codes: Array, parameters: Array, clip: float, gates: Array, at: int, count: int) -> None:
-    """Clip and activation of a stretch of gates."""
-    if clip > 0:
-        clamp(gates, at, count, clip)
-    activate(codes[f], parameters[f, 0], parameters[f, 1], gates, at, count)
-
-
-@native
-def _walk(
+def _forward_steps(
     number: int,
-    gates: Array,
-    states: Array,
-    cells: Array,
-    final: Array,
-    final_cell: Array,
+    results: tuple[Array, ...],
     first: Array,
     first_cell: Array,
     P: Array,
     lengths: Array,
     packed: Array,
-    codes: Array,
-    parameters: Array,
-    settings: tuple[int, float, int, int],
-    sizes: tuple[int, ...],
-    block: int,
-    gemm: int,
+    activations: Activations,
+    input_forget: int,
+    order: Direction,
+    sizes: Sizes,
+    execution: Execution,
 ) -> None:
     """A block of rows from the first step to the last."""
+    states, final, final_cell, cells, gates = results
     steps, batch, _, hidden, directions = sizes
-    input_forget, clip, backwards, direction = settings
+    direction, backwards = order
+    block, _, gemm = execution
     start = number * block
     rows = min(block, batch - start)
     state, cell = np.zeros(rows * hidden, gates.dtype), np.zeros(rows * hidden, gates.dtype)
@@ -60,7 +49,9 @@ def _walk(
             state[i] = load(first, own + i)
         if first_cell.size > 0:
             cell[i] = load(first_cell, own + i)
-    at_packed, f, g, h = aligned(packed), 3 * direction, 3 * direction + 1, 3 * direction + 2
+    at_packed, clip = aligned(packed), activations.clip
+    f, g = activation_of(activations, 3 * direction), activation_of(activations, 3 * direction + 1)
+    h = activation_of(activations, 3 * direction + 2)
     one, peeping = gates.dtype.type(1), P.size > 0
     Pi, Po, Pf = direction * 3 * hidden, (direction * 3 + 1) * hidden, (direction * 3 + 2) * hidden
     for s in range(steps):
@@ -85,14 +76,14 @@ def _walk(
             if peeping:
                 add_peephole(gates, gate_i, P, Pi, cell, at, hidden)
                 add_peephole(gates, gate_f, P, Pf, cell, at, hidden)
-                _gate(f, codes, parameters, clip, gates, gate_i, hidden)
-                _gate(f, codes, parameters, clip, gates, gate_f, hidden)
+                activate_clipped(f, clip, gates, gate_i, hidden)
+                activate_clipped(f, clip, gates, gate_f, hidden)
             else:
-                _gate(f, codes, parameters, clip, gates, gate_i, 3 * hidden)
+                activate_clipped(f, clip, gates, gate_i, 3 * hidden)
             if input_forget:
                 for j in range(hidden):
                     store(gates, gate_f + j, one - load(gates, gate_i + j))
-            _gate(g, codes, parameters, clip, gates, candidate, hidden)
+            activate_clipped(g, clip, gates, candidate, hidden)
             for j in range(hidden):
                 kept = load(gates, gate_f + j) * load(cell, at + j)
                 new = kept + load(gates, gate_i + j) * load(gates, candidate + j)
@@ -101,8 +92,8 @@ def _walk(
                 store(shown, j, new)
             if peeping:
                 add_peephole(gates, gate_o, P, Po, cell, at, hidden)
-                _gate(f, codes, parameters, clip, gates, gate_o, hidden)
-            activate(codes[h], parameters[h, 0], parameters[h, 1], shown, origin, hidden)
+                activate_clipped(f, clip, gates, gate_o, hidden)
+            activate(h, shown, origin, hidden)
             for j in range(hidden):
                 new = load(gates, gate_o + j) * load(shown, j)
                 store(state, at + j, new)
@@ -115,41 +106,35 @@ def _walk(
 @native
 def lstm_forward(
     X: Array,
-    W: Array,
-    R: Array,
-    B: Array,
+    weights: tuple[Array, ...],
+    P: Array,
     lengths: Array,
     first: Array,
     first_cell: Array,
-    P: Array,
-    states: Array,
-    final: Array,
-    final_cell: Array,
-    cells: Array,
-    gates: Array,
-    codes: Array,
-    parameters: Array,
+    results: tuple[Array, ...],
+    activations: Activations,
     input_forget: int,
-    clip: float,
     backwards: Array,
-    sizes: tuple[int, ...],
-    block: int,
-    gemm: int,
+    sizes: Sizes,
+    execution: Execution,
     scheduler: int,
 ) -> int:
-    """Everything one-dimensional, in float32 or float64; what is absent is an empty array, no clip 0.
+    """Everything one-dimensional, in float32 or float64; absent inputs are empty arrays.
 
-    Returns -1, or the first row whose length is no number of steps; then nothing is written.
+    Returns -1, or the first row whose length is not 0 to the number of steps; then nothing is written.
     """
-    steps, batch, _, hidden, directions = sizes
-    bad = bad_length(lengths, steps)
+    sizes, execution, activations = Sizes(*sizes), Execution(*execution), Activations(*activations)
+    W, R, B = weights
+    gates = results[4]
+    hidden, width = sizes.hidden, 4 * sizes.hidden
+    bad = bad_length(lengths, sizes.steps)
     if bad >= 0:
         return bad
-    width = 4 * hidden
-    for d in range(directions):
-        project(X, W, B, gates, d, d, width, sizes, gemm, scheduler)
+    for d in range(sizes.directions):
+        bias = both_biases(B, d, width, gates)
+        project(X, W, bias, gates, d, sizes, execution.gemm, scheduler)
         packed = packed_matrix(R, d * width * hidden, 1, hidden, hidden, width, scheduler)
-        settings = (input_forget, clip, backwards[d], d)
-        arrays = (gates, states, cells, final, final_cell, first, first_cell, P, lengths, packed, codes, parameters)
-        parallel(scheduler, (batch + block - 1) // block, _walk, (*arrays, settings, sizes, block, gemm))
+        given = (results, first, first_cell, P, lengths, packed, activations, input_forget)
+        tasks = (sizes.batch + execution.block - 1) // execution.block
+        parallel(scheduler, tasks, _forward_steps, (*given, Direction(d, backwards[d]), sizes, execution))
     return int64(-1)

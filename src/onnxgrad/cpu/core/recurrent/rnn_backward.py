@@ -1,4 +1,4 @@
-"""RNNGrad in native code: blocks of rows walk back through time, then large products make the weights' gradients."""
+"""RNNGrad in native code: blocks of rows take the steps backwards, then large products make the weights' gradients."""
 
 import numpy as np
 
@@ -7,41 +7,42 @@ from onnxgrad.cpu.core.jit import int64, native
 from onnxgrad.cpu.core.matmul.microkernel import Matrix, Panels, aligned, multiply, packed_matrix
 from onnxgrad.cpu.core.matmul.outer import gather_row
 from onnxgrad.cpu.core.parallel import parallel
-from onnxgrad.cpu.core.recurrent.activations import times_derivative
-from onnxgrad.cpu.core.recurrent.gru_forward import bad_length
+from onnxgrad.cpu.core.recurrent.activations import Activations, activation_of, scale, times_derivative, within_clip
+from onnxgrad.cpu.core.recurrent.arguments import Direction, Execution, Sizes
 from onnxgrad.cpu.core.recurrent.projections import (
+    Factors,
+    bad_length,
     bias_gradient,
+    both_biases,
     input_gradient,
     previous_rows,
-    project,
+    project_alone,
     weight_gradients,
 )
 from onnxgrad.tensor_types import Array
 
 
 @native
-def _walk_back(
+def _backward_steps(
     number: int,
-    states: Array,
-    first: Array,
-    d_states: Array,
-    d_final: Array,
+    given: tuple[Array, ...],
     lengths: Array,
     previous: Array,
     deltas: Array,
     d_first: Array,
     packed: tuple[Array, Array],
-    codes: Array,
-    parameters: Array,
-    settings: tuple[float, int, int],
-    sizes: tuple[int, ...],
-    block: int,
-    gemm: int,
+    activations: Activations,
+    order: Direction,
+    sizes: Sizes,
+    execution: Execution,
 ) -> None:
     """A block of rows from the last step to the first."""
+    first, states, d_states, d_final = given
     steps, batch, _, hidden, directions = sizes
-    clip, backwards, direction = settings
+    direction, backwards = order
+    block, _, gemm = execution
     back, ahead = packed
+    f, clip = activation_of(activations, direction), activations.clip
     start, origin = number * block, int64(0)
     rows = min(block, batch - start)
     size, own = rows * hidden, (direction * batch + start) * hidden
@@ -54,7 +55,7 @@ def _walk_back(
         t = s if backwards else steps - 1 - s
         state_row, row = (t * directions + direction) * batch + start, t * batch + start
         if clip > 0:
-            # deltas holds X · Wᵀ + bias; with the state's part it is what `clip` was applied to.
+            # deltas holds X · Wᵀ + bias; plus the state's product it is the gates' unclipped input.
             for i in range(rows):
                 gather_row(states, first, previous[row + i], hidden, origin, hidden, before, i * hidden)
             at = aligned(ahead)
@@ -66,8 +67,7 @@ def _walk_back(
                 (rows, hidden, hidden),
                 True,
             )
-            for i in range(size):
-                within[i] = abs(load(deltas, row * hidden + i)) <= clip
+            within_clip(deltas, row * hidden, size, clip, within)
         for i in range(rows):
             δ, state, at = (row + i) * hidden, (state_row + i) * hidden, i * hidden
             if t >= lengths[start + i]:
@@ -78,12 +78,9 @@ def _walk_back(
                 if d_states.size > 0:
                     through += load(d_states, state + j)
                 store(deltas, δ + j, through)
-            times_derivative(
-                codes[direction], parameters[direction, 0], parameters[direction, 1], states, state, deltas, δ, hidden
-            )
+            times_derivative(f, states, state, deltas, δ, hidden)
             if clip > 0:
-                for j in range(hidden):
-                    store(deltas, δ + j, load(deltas, δ + j) * load(within, at + j))
+                scale(deltas, δ, within, at, hidden)
         at = aligned(back)
         multiply(
             gemm,
@@ -105,60 +102,49 @@ def _walk_back(
 @native
 def rnn_backward(
     X: Array,
-    W: Array,
-    R: Array,
-    B: Array,
+    weights: tuple[Array, ...],
     lengths: Array,
-    first: Array,
-    states: Array,
-    d_states: Array,
-    d_final: Array,
-    dX: Array,
-    dW: Array,
-    dR: Array,
-    dB: Array,
-    dH0: Array,
+    given: tuple[Array, ...],
+    gradients: tuple[Array, ...],
     deltas: Array,
-    wanted: tuple[bool, ...],
-    codes: Array,
-    parameters: Array,
-    clip: float,
+    activations: Activations,
     backwards: Array,
-    sizes: tuple[int, ...],
-    block: int,
-    threads: int,
-    gemm: int,
+    sizes: Sizes,
+    execution: Execution,
     scheduler: int,
 ) -> int:
-    """Everything one-dimensional, in float32 or float64; what is absent or not wanted is an empty array.
+    """Everything one-dimensional, in float32 or float64; absent inputs and unwanted gradients are empty arrays.
 
-    Returns -1, or the first row whose length is no number of steps; then nothing is written.
+    Returns -1, or the first row whose length is not 0 to the number of steps; then nothing is written.
     """
-    steps, batch, inputs, hidden, directions = sizes
-    bad = bad_length(lengths, steps)
+    sizes, execution, activations = Sizes(*sizes), Execution(*execution), Activations(*activations)
+    W, R, B = weights
+    first, states, _, _ = given
+    dX, dW, dR, dB, dH0 = gradients
+    hidden, clip, gemm = sizes.hidden, activations.clip, execution.gemm
+    bad = bad_length(lengths, sizes.steps)
     if bad >= 0:
         return bad
     if hidden == 0:
         zero(dX, 0, dX.size)
         return int64(-1)
-    for d in range(directions):
-        previous = previous_rows(lengths, d, backwards[d], sizes)
-        ahead = np.empty(0, X.dtype)
+    nothing = np.empty(0, X.dtype)
+    for d in range(sizes.directions):
+        order = Direction(d, backwards[d])
+        previous = previous_rows(lengths, order, sizes)
+        ahead = nothing
         if clip > 0:
             ahead = packed_matrix(R, d * hidden * hidden, 1, hidden, hidden, hidden, scheduler)
-            alone = (steps, batch, inputs, hidden, int64(1))
-            project(X, W, B, deltas, int64(0), d, hidden, alone, gemm, scheduler)
+            project_alone(X, W, both_biases(B, d, hidden, deltas), deltas, d, sizes, gemm, scheduler)
         back = packed_matrix(R, d * hidden * hidden, hidden, 1, hidden, hidden, scheduler)
-        given = (states, first, d_states, d_final, lengths, previous, deltas, dH0, (back, ahead), codes, parameters)
-        settings = (clip, backwards[d], d)
-        parallel(scheduler, (batch + block - 1) // block, _walk_back, (*given, settings, sizes, block, gemm))
-        if wanted[0]:
-            input_gradient(deltas, W, dX, d, inputs, hidden, gemm, scheduler)
-        if wanted[1] or wanted[2]:
-            weight_gradients(
-                deltas, X, dW, states, first, previous, dR, d, (wanted[1], wanted[2]), (inputs, hidden, hidden),
-                threads, gemm, scheduler,
-            )  # fmt: skip
-        if wanted[3]:
+        arrays = (given, lengths, previous, deltas, dH0, (back, ahead))
+        tasks = (sizes.batch + execution.block - 1) // execution.block
+        parallel(scheduler, tasks, _backward_steps, (*arrays, activations, order, sizes, execution))
+        if dX.size > 0:
+            input_gradient(deltas, W, dX, d, sizes.inputs, hidden, gemm, scheduler)
+        if dW.size > 0 or dR.size > 0:
+            factors = Factors(deltas, X, states, first, previous, nothing, int64(0))
+            weight_gradients(factors, dW, dR, d, hidden, sizes, execution, scheduler)
+        if dB.size > 0:
             bias_gradient(deltas, hidden, dB, d, scheduler)
     return int64(-1)
