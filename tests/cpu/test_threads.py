@@ -109,7 +109,9 @@ def test_bad_numbers_of_threads(count, error, text):
 
 def run_script(script, timeout=120):
     """A script in a process of its own, which must end well."""
-    opening = "import os, signal, sys, threading, time\nimport numpy as np, onnxgrad\nfrom onnxgrad import threads\n"
+    opening = (
+        "import os, signal, sys, threading, time\nimport numpy as np, onnxgrad\nfrom onnxgrad.cpu.core import threads\n"
+    )
     run = subprocess.run(
         [sys.executable, "-c", opening + script], capture_output=True, text=True, timeout=timeout, check=False
     )
