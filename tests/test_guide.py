@@ -48,6 +48,7 @@ def test_every_block_prints_what_is_shown(name, rules, tmp_path, monkeypatch):
         assert printed.getvalue() == (expected or ""), f"the block at line {line} of {page.name}"
 
 
+@pytest.mark.slow
 def test_the_export_shown_keeps_what_training_needs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code = re.search(r"```py\n(.*?torch\.onnx\.export.*?)```", (DOCS / "getting-started.md").read_text(), re.S)[1]

@@ -4,6 +4,7 @@ import re
 import shlex
 from pathlib import Path
 
+import pytest
 from tests.cli.test_train import events, run
 
 PAGE = (Path(__file__).parents[2] / "docs" / "command-line.md").read_text()
@@ -13,6 +14,7 @@ def blocks(kind):
     return re.findall(rf"```{kind}\n(.*?)```", PAGE, re.S)
 
 
+@pytest.mark.slow
 def test_the_example_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (code,), (settings,), commands = blocks("python"), blocks("toml"), blocks("sh")

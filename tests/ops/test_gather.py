@@ -232,6 +232,7 @@ def test_agrees_with_torch(shape, axis, dtype):
     assert_close(call(gather_grad, dims, indices, dY, axis), expected.numpy(), bound)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(st.data())
 def test_any_shape(data):

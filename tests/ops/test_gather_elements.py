@@ -196,6 +196,7 @@ def test_agrees_with_torch(axis, dtype):
     assert_close(call(gather_elements_grad, dY, dims, indices, axis), expected.numpy(), bound)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(st.data())
 def test_any_shape(data):

@@ -104,6 +104,7 @@ def test_activations_per_direction():
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("linear_before_reset", [0, 1])
 def test_saturated_gates(linear_before_reset):
     """Pre-activations of thousands: exp must not overflow, and 1 - z may be exactly 0."""

@@ -218,6 +218,7 @@ def _curve_by_hand(X, target, weights):
     return curve
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_amx", [False, True])
 def test_a_trainer_learns_the_same_either_way(has_amx, monkeypatch):
     """By tiles or not is the processor's matter; here both are made to happen, and the graph shows which it was."""

@@ -208,6 +208,7 @@ def memory_in_use():
     return pytest.importorskip("psutil").Process().memory_info().rss
 
 
+@pytest.mark.slow
 def test_a_thousand_sessions_leave_nothing_behind():
     args = np.array([40, 64]), np.array([0, 1]), np.ones((2, 64), F32)
     model, feeds = model_of(gather_grad, args, {}), feeds_of(gather_grad, args)
