@@ -23,6 +23,8 @@ from rich.table import Table
 from rich.text import Text
 
 import onnxgrad
+from onnxgrad.graph.files import load
+from onnxgrad.passes.prepare import prepare
 from onnxgrad.train.graphs import step_graph
 
 BUILD = Path(__file__).parents[1] / "build" / "demo"
@@ -134,7 +136,8 @@ def show_names(train: Names, held_out: Names) -> None:
 
 def show_gradients(path: Path) -> bool:
     """The gradient operators of the training graph; whether all that the model is to show are there."""
-    nodes = Counter(node.op_type for node in step_graph(path, LOSS, None).model.graph if node.domain == "com.microsoft")
+    step = step_graph(prepare(load(path, "demo"), "demo"), LOSS, None)
+    nodes = Counter(node.op_type for node in step.model.graph if node.domain == "com.microsoft")
     table = Table(title="onnxgrad's operators in the training graph", box=box.SIMPLE)
     table.add_column("operator")
     table.add_column("nodes", justify="right")

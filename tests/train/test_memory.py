@@ -42,6 +42,7 @@ def linear(width: int, path: Path) -> Path:
 def test_what_is_held(tmp_path):
     small, large = linear(64, tmp_path / "small.onnx"), linear(WIDTH, tmp_path / "large.onnx")
     command = [sys.executable, "-c", PROGRAM, small, large, str(WIDTH)]
+    subprocess.run(command, capture_output=True, check=True)  # compiles kernels, which takes memory that is not ours
     held = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     weights = 4 * WIDTH**2
     assert 4 * weights < held + (1 << 20) < 4.15 * weights  # the weight, its gradient, m and v

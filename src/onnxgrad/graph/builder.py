@@ -50,7 +50,7 @@ class Builder:
         self._node_names = {node.name for node in graph}
         self._names.update(v.name for node in graph for v in node.outputs)
         self._contents: dict[ir.Value, tuple[Dim, ...]] = {}  # of vectors that hold a shape
-        self._inferred: dict[Any, list[tuple[ir.DataType, ir.Shape | None] | None]] = {}  # outputs, by what makes them
+        self._inferred: dict[Any, list[tuple[ir.DataType, Any] | None]] = {}  # outputs, by what makes them
 
     @functools.cached_property
     def _made(self) -> dict[Any, ir.Node]:
@@ -269,25 +269,33 @@ class Builder:
         return constant if constant is not None and constant.dtype.kind in "iub" else None
 
     def _infer(self, node: ir.Node, schema: Any) -> None:
-        """Types and shapes of a node's outputs; those of nodes that look alike, which networks repeat, are kept."""
+        """Types and shapes of a node's outputs; those of nodes that look alike, which networks repeat, are kept.
+
+        Names of dimensions count by the order in which they turn up: layers have names of their own.
+        """
         numbers = [None if v is None else self._shape_numbers(v) for v in node.inputs]
+        names: dict[str, Any] = {}
         looks = tuple(
-            None if v is None else (v.dtype, dims_of(v), None if n is None else (n.shape, n.tobytes()))
+            None
+            if v is None
+            else (v.dtype, _numbered(dims_of(v), names), None if n is None else (n.shape, n.tobytes()))
             for v, n in zip(node.inputs, numbers, strict=True)
         )
         key = node.domain, node.op_type, looks, _attributes_key(node.attributes), len(node.outputs)
         if key not in self._inferred:
-            self._inferred[key] = self._infer_anew(node, schema, numbers)
-        for value, found in zip(node.outputs, self._inferred[key], strict=True):
-            if found is not None:
-                value.dtype = found[0]
-                if found[1] is not None:
-                    value.shape = found[1].copy()
+            found = self._infer_anew(node, schema, numbers)
+            self._inferred[key] = [f if f is None else (f[0], _numbered(f[1], names)) for f in found]
+        by_number = {number: name for name, number in names.items()}
+        for value, known in zip(node.outputs, self._inferred[key], strict=True):
+            if known is not None:
+                value.dtype = known[0]
+                if known[1] is not None:
+                    value.shape = ir.Shape([by_number.get(d) if isinstance(d, tuple) else d for d in known[1]])
         self._fill_in_shape(node, schema)
 
     def _infer_anew(
         self, node: ir.Node, schema: Any, numbers: Sequence[np.ndarray[Any, Any] | None]
-    ) -> list[tuple[ir.DataType, ir.Shape | None] | None]:
+    ) -> list[tuple[ir.DataType, tuple[Dim, ...] | None] | None]:
         types: dict[str, TypeProto] = {}
         data: dict[str, TensorProto] = {}
         for value, known in zip(node.inputs, numbers, strict=True):
@@ -398,13 +406,20 @@ def _evaluate(node: onnx.NodeProto, arrays: list[Any], opsets: Mapping[str, int]
     return [np.asarray(r) for r in results]
 
 
-def _type_in(found: TypeProto | None) -> tuple[ir.DataType, ir.Shape | None] | None:
-    """The element type and the shape, if it is a tensor's."""
+def _type_in(found: TypeProto | None) -> tuple[ir.DataType, tuple[Dim, ...] | None] | None:
+    """The element type and the dimensions, if it is a tensor's."""
     if found is None or not found.HasField("tensor_type"):
         return None
     kind = found.tensor_type
-    dims = [d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in kind.shape.dim]
-    return ir.DataType(kind.elem_type), ir.Shape(dims) if kind.HasField("shape") else None
+    dims = tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in kind.shape.dim)
+    return ir.DataType(kind.elem_type), dims if kind.HasField("shape") else None
+
+
+def _numbered(dims: tuple[Dim, ...] | None, names: dict[str, Any]) -> Any:
+    """Dimensions with numbers, in tuples, in place of names; `names` gets those it does not have yet."""
+    if dims is None:
+        return None
+    return tuple(names.setdefault(d, (len(names),)) if isinstance(d, str) else d for d in dims)
 
 
 def _is_number(argument: Any, number: float) -> bool:

@@ -1,6 +1,7 @@
 """onnxruntime's C interface: the functions used, by their place in its table, which only grows."""
 
 import ctypes
+import functools
 from typing import Any
 
 VERSION = (
@@ -31,6 +32,12 @@ SLOTS = {
     "KernelInfoGetAttributeArray_string": 417,
 }
 FAIL, INVALID_ARGUMENT = 1, 2  # error codes
+
+
+@functools.cache
+def api_at(address: int) -> "Api":
+    """The table at an address: one for each onnxruntime in the process, since looking functions up takes time."""
+    return Api(address)
 
 
 class Api:

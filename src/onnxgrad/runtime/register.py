@@ -10,7 +10,7 @@ import numpy as np
 from onnxgrad.op import OPERATORS
 from onnxgrad.runtime import api as ort
 from onnxgrad.runtime import kernels
-from onnxgrad.runtime.api import Api
+from onnxgrad.runtime.api import Api, api_at
 from onnxgrad.runtime.custom_op import CREATE, describe, overload_at, overloads_of
 from onnxgrad.runtime.layout import ANSWER, KERNEL, structure_at
 from onnxgrad.schema import Attribute
@@ -71,7 +71,7 @@ def _domains(api_address: int) -> list[int]:
         from onnxgrad.runtime.cuda import compute_on_cuda
 
         computes[CUDA] = _address_of(compute_on_cuda)
-    api, domains = Api(api_address), {}
+    api, domains = api_at(api_address), {}
     destroy = _address_of(bridge()[0].onnxgrad_drop_kernel)
     for op in OPERATORS.values():
         if op.domain not in domains:
@@ -102,7 +102,7 @@ def _hook(options: int, base: int) -> int | None:
         address = get_api(ctypes.cast(base, ctypes.POINTER(ctypes.c_void_p))[0] or 0)(ort.VERSION)
         if not address:
             raise RuntimeError("this onnxruntime is too old: install onnxruntime 1.25 or newer")
-        api = Api(address)
+        api = api_at(address)
         for domain in _domains(address):
             _check(api, api.call("AddCustomOpDomain", options, domain))
     except Exception as error:  # it must not cross the boundary
@@ -116,7 +116,7 @@ def _create(op_address: int, api_address: int, info: int, out: Any) -> int | Non
     from onnxgrad.cpu.core.threads import get_num_threads
     from onnxgrad.runtime import compute
 
-    api, overload = Api(api_address), overload_at(op_address)
+    api, overload = api_at(api_address), overload_at(op_address)
     op = overload.op
     name = api.text("KernelInfo_GetNodeName", info)
 

@@ -1,5 +1,6 @@
 """evaluate(): loss and metrics of batches, without training on them; each rank evaluates some of them."""
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, NamedTuple
@@ -31,9 +32,22 @@ class Evaluation:
     """
 
     def __init__(
-        self, graph: EvaluationGraph, session: Session, device: Device, targets: Sequence[str], ranks: SingleProcess
+        self,
+        graph: EvaluationGraph,
+        open_session: Callable[[], Session],
+        device: Device,
+        targets: Sequence[str],
+        ranks: SingleProcess,
     ) -> None:
-        self._graph, self._session, self._device, self._targets, self._ranks = graph, session, device, targets, ranks
+        """`open_session` is called when the session is first needed: onnxruntime takes its time to open a large one."""
+        self._graph, self._open_session, self._device, self._targets, self._ranks = (
+            graph, open_session, device, targets, ranks,
+        )  # fmt: skip
+
+    @functools.cached_property
+    def session(self) -> Session:
+        """The session, which this opens; a graph that onnxruntime refuses raises here."""
+        return self._open_session()
 
     def __call__(self, batches: Iterable[Mapping[str, Any]], metrics: Mapping[str, Metric]) -> dict[str, float]:
         """Means over examples."""
@@ -69,7 +83,7 @@ class Evaluation:
 
     def _measured(self, batch: Mapping[str, Any], metrics: Mapping[str, Metric]) -> dict[str, float]:
         with self._device.at_work():
-            results = self._session.run(batch)
+            results = self.session.run(batch)
         outputs = {name: results[name] for name in self._graph.predictions}
         loss = float(results[self._graph.loss].reshape(()))
         return {"loss": loss, **{name: float(metric(outputs, batch)) for name, metric in metrics.items()}}

@@ -142,9 +142,9 @@ class Trainer:
         self._step_session = Session(step.model, inputs, outputs, self._device, validate)
         used = {str(v.name) for v in evaluated.model.graph.inputs}
         inputs = {name: array for name, array in changed.items() if name in used}
-        session = Session(evaluated.model, inputs, {}, self._device, validate)
+        open_session = functools.partial(Session, evaluated.model, inputs, {}, self._device, validate)
         targets = [] if isinstance(loss, str) else [part.target for part in loss.parts]
-        self._evaluation = Evaluation(evaluated, session, self._device, targets, self.ranks)
+        self._evaluation = Evaluation(evaluated, open_session, self._device, targets, self.ranks)
 
     @property
     def steps(self) -> int:
@@ -274,6 +274,8 @@ class Trainer:
         log = log if self.ranks.is_first or getattr(log, "on_every_rank", False) else None
         options = FitOptions(batches, epochs, validation, metrics, where, save_every, log)
         self.ranks.on_first(options.expect_place)
+        if validation is not None:
+            self._evaluation.session  # noqa: B018 (opens it: what onnxruntime refuses is told before the first epoch)
         self._position = self._position or Position()
         try:
             with self.ranks.together():
