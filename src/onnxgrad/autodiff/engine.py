@@ -1,4 +1,4 @@
-"""The engine: walks a graph backwards and writes the gradient that the rules describe."""
+"""The engine: goes through a graph backwards and writes the gradient that the rules describe."""
 
 import functools
 import itertools

@@ -201,9 +201,9 @@ vjp(
 def _lp(g: Tensor, n: NodeView) -> Tensor:
     X, axes = n.input, [n.axis]
     norm = op.ReduceL1(X, axes, keepdims=1) if n.p == 1 else op.ReduceL2(X, axes, keepdims=1)
-    slope = op.Sign(X) if n.p == 1 else n.output
+    derivative = op.Sign(X) if n.p == 1 else n.output
     inverse = op.Reciprocal(op.Where(norm.equals(0), np.inf, norm))
-    return (g - slope * op.ReduceSum(g * n.output, axes, keepdims=1)) * inverse
+    return (g - derivative * op.ReduceSum(g * n.output, axes, keepdims=1)) * inverse
 
 
 vjp("LpNormalization", doc="The gradient is zero where the norm is.", input=_lp)

@@ -1,6 +1,5 @@
 """evaluate(): loss and metrics of batches, without training on them; each rank evaluates some of them."""
 
-import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, NamedTuple
@@ -39,15 +38,15 @@ class Evaluation:
         targets: Sequence[str],
         ranks: SingleProcess,
     ) -> None:
-        """`open_session` is called when the session is first needed: onnxruntime takes its time to open a large one."""
-        self._graph, self._open_session, self._device, self._targets, self._ranks = (
-            graph, open_session, device, targets, ranks,
-        )  # fmt: skip
+        self._graph, self._open_session = graph, open_session
+        self._session: Session | None = None
+        self._device, self._targets, self._ranks = device, targets, ranks
 
-    @functools.cached_property
-    def session(self) -> Session:
-        """The session, which this opens; a graph that onnxruntime refuses raises here."""
-        return self._open_session()
+    def open(self) -> Session:
+        """The session, made when it is first needed: onnxruntime takes its time for a large one."""
+        if self._session is None:
+            self._session = self._open_session()
+        return self._session
 
     def __call__(self, batches: Iterable[Mapping[str, Any]], metrics: Mapping[str, Metric]) -> dict[str, float]:
         """Means over examples."""
@@ -83,7 +82,7 @@ class Evaluation:
 
     def _measured(self, batch: Mapping[str, Any], metrics: Mapping[str, Metric]) -> dict[str, float]:
         with self._device.at_work():
-            results = self.session.run(batch)
+            results = self.open().run(batch)
         outputs = {name: results[name] for name in self._graph.predictions}
         loss = float(results[self._graph.loss].reshape(()))
         return {"loss": loss, **{name: float(metric(outputs, batch)) for name, metric in metrics.items()}}

@@ -275,7 +275,7 @@ class Trainer:
         options = FitOptions(batches, epochs, validation, metrics, where, save_every, log)
         self.ranks.on_first(options.expect_place)
         if validation is not None:
-            self._evaluation.session  # noqa: B018 (opens it: what onnxruntime refuses is told before the first epoch)
+            self._evaluation.open()  # a graph that onnxruntime refuses raises before the first epoch, not after it
         self._position = self._position or Position()
         try:
             with self.ranks.together():
