@@ -24,6 +24,7 @@ from rich.text import Text
 
 import onnxgrad
 from onnxgrad.graph.files import load
+from onnxgrad.op import operator_of
 from onnxgrad.passes.prepare import prepare
 from onnxgrad.train.graphs import step_graph
 
@@ -137,7 +138,7 @@ def show_names(train: Names, held_out: Names) -> None:
 def show_gradients(path: Path) -> bool:
     """The gradient operators of the training graph; whether all that the model is to show are there."""
     step = step_graph(prepare(load(path, "demo"), "demo"), LOSS, None)
-    nodes = Counter(node.op_type for node in step.model.graph if node.domain == "com.microsoft")
+    nodes = Counter(node.op_type for node in step.model.graph if operator_of(node.domain, node.op_type) is not None)
     table = Table(title="onnxgrad's operators in the training graph", box=box.SIMPLE)
     table.add_column("operator")
     table.add_column("nodes", justify="right")
