@@ -14,6 +14,7 @@ import onnx_ir as ir
 from onnxgrad.cpu.core.memory import give_back
 from onnxgrad.graph.files import load, save
 from onnxgrad.passes.batch_slice import PLACE, WEIGHTS
+from onnxgrad.passes.draft import without_garbage_collection
 from onnxgrad.passes.prepare import prepare
 from onnxgrad.passes.train_mode import SEED, to_inference_mode
 from onnxgrad.train.buffers import Buffers
@@ -84,12 +85,13 @@ class Trainer:
         self._slicer = BatchSlicer(ranks, loss) if isinstance(ranks, Ranks) else None
         use_amx = all(ranks.all_gather(self._device.has_amx))
         group = ranks.group if isinstance(ranks, Ranks) else None
-        prepared = prepare(load(model, "Trainer"), "Trainer")
-        weights = {name: value.const_value for name, value in prepared.graph.initializers.items()}
-        inference = prepared.clone()
-        self._step = step_graph(prepared, loss, trainable, group, use_amx)
-        self._make_arrays(weights, shard_optimizer)
-        self._make_sessions(evaluation_graph(inference, loss, self._step), loss)
+        with without_garbage_collection():
+            prepared = prepare(load(model, "Trainer"), "Trainer")
+            weights = {name: value.const_value for name, value in prepared.graph.initializers.items()}
+            inference = prepared.clone()
+            self._step = step_graph(prepared, loss, trainable, group, use_amx)
+            self._make_arrays(weights, shard_optimizer)
+            self._make_sessions(evaluation_graph(inference, loss, self._step), loss)
         if self._collectives is not None:
             self._collectives.ranks.expect_same(self._facts())
             self._collectives.broadcast([self._buffers.data, *self.statistics.values()])
