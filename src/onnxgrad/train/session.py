@@ -14,7 +14,7 @@ from onnxgrad.train.devices import Device
 
 LARGE = 1 << 20  # bytes of a weight that is passed apart from the model, which protobuf limits to 2 GB
 
-LARGE_GRAPH = 10_000  # nodes
+LARGE_GRAPH = 5_000  # nodes
 
 
 class Session:
