@@ -47,6 +47,17 @@ class Stopping:
             yield one
 
 
+def test_remarks_are_printed_once_before_training_unless_it_is_quiet(capsys):
+    mine = trainer()
+    mine.remarks.append("Trainer leaves 'inv_freq' alone.")
+    mine.fit(data(), quiet=True)
+    mine.remarks.append("The last batch is dropped.")
+    mine.fit(data())
+    mine.fit(data())
+    first, *lines = capsys.readouterr().err.splitlines()
+    assert first == "The last batch is dropped." and [line[:10] for line in lines] == ["epoch 1/1:"] * 2
+
+
 def test_the_log_tells_every_update_and_every_epoch(tmp_path):
     told = []
     mine = trainer(accumulate=2)

@@ -31,6 +31,7 @@ class Draft:
     model: Any  # an ir.Model, which a pass may replace by another one
     caller: str
     unnamed: dict[str, ir.Shape] = field(default_factory=dict)  # shapes of inputs before their dimensions got names
+    remarks: list[str] = field(default_factory=list)  # sentences about the model that its user should read
 
     @property
     def graph(self) -> ir.Graph:
@@ -46,7 +47,7 @@ class Draft:
 
     def clone(self) -> "Draft":
         """A draft that can be changed apart from this one; both have the same weights."""
-        return Draft(self.model.clone(), self.caller, dict(self.unnamed))
+        return Draft(self.model.clone(), self.caller, dict(self.unnamed), list(self.remarks))
 
 
 Pass = Callable[[Draft], None]

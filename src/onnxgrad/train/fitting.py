@@ -1,7 +1,7 @@
 """fit(): epochs of steps, with progress, checkpoints, and a good state on disk whatever stops it."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -76,11 +76,15 @@ class FitOptions:
             )
 
 
-def fit(trainer: "Trainer", options: FitOptions, position: Position, quiet: bool) -> list[Record]:
+def fit(
+    trainer: "Trainer", options: FitOptions, position: Position, quiet: bool, remarks: Sequence[str] = ()
+) -> list[Record]:
     """Runs from a position, which it moves along; the position is the trainer's, whose checkpoints contain it."""
     records = []
     ranks = trainer.ranks
     with Progress(quiet or not ranks.is_first) as progress, Interruption(quiet=not ranks.is_first) as interruption:
+        for remark in remarks:
+            progress.say(remark)
         ranks.listen_to(interruption)
         try:
             while position.epoch < options.epochs:

@@ -69,9 +69,9 @@ def step_graph(
 ) -> StepGraph:
     """Train mode, loss and gradients; `use_amx`: with products for AMX.
 
-    With the number of a `group` of ranks, of one rank's slice of a batch.
+    With the number of a `group` of ranks, of one rank's slice of a batch. Remarks are added to those of `prepared`.
     """
-    step = _Step(prepared.model, prepared.caller, prepared.unnamed, _terms(loss), trainable, group)
+    step = _Step(prepared.model, prepared.caller, prepared.unnamed, prepared.remarks, _terms(loss), trainable, group)
     passes: list[Callable[[_Step], Any]] = [
         *([_add_slice_inputs] if group is not None else []),
         _to_train_mode,
@@ -96,7 +96,7 @@ def step_graph(
 
 def evaluation_graph(prepared: Draft, loss: Total | str, step: StepGraph) -> EvaluationGraph:
     """Inference mode and loss, of the model that the step is of."""
-    draft = _Step(prepared.model, prepared.caller, prepared.unnamed, _terms(loss))
+    draft = _Step(prepared.model, prepared.caller, prepared.unnamed, prepared.remarks, _terms(loss))
     draft.parameters = [name for name in step.gradients if name in draft.graph.initializers]
     draft.dtype, draft.statistics = step.dtype, step.statistics
     predictions = [str(v.name) for v in draft.graph.outputs]

@@ -65,7 +65,7 @@ class Progress:
             self._bar.update(self._task, advance=1, state=self._state(now, rate))
         elif self._console is not None and now - self._printed > PATIENCE:
             of = f"/{self._batches}" if self._batches is not None else ""
-            self._say(f"epoch {self._epoch}/{self._epochs}: {self._done}{of}  {self._state(now, rate)}")
+            self.say(f"epoch {self._epoch}/{self._epochs}: {self._done}{of}  {self._state(now, rate)}")
 
     def _state(self, now: float, rate: float) -> str:
         assert self._loss is not None
@@ -81,9 +81,10 @@ class Progress:
         """A line that stays."""
         found = "".join(f"  {name} {figure(value)}" for name, value in record.validation.items())
         checked = f"  validation:{found}" if found else ""
-        self._say(f"epoch {record.epoch}/{self._epochs}: loss {figure(record.loss)}{checked}  {clock(record.seconds)}")
+        self.say(f"epoch {record.epoch}/{self._epochs}: loss {figure(record.loss)}{checked}  {clock(record.seconds)}")
 
-    def _say(self, line: str) -> None:
+    def say(self, line: str) -> None:
+        """Prints a line, above the bar."""
         if self._console is not None:
             self._printed = time.monotonic()
             self._console.print(line, markup=False, soft_wrap=True)

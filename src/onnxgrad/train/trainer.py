@@ -47,6 +47,7 @@ class Trainer:
 
     `parameters`, `gradients` and `statistics` (running means and variances) are the trainer's own arrays, by name:
     NumPy's on the CPU, torch's on a GPU. `gradient_norm` is the norm of the last update's gradient, before clipping.
+    `remarks` are sentences about how this model is trained, which fit() prints before it starts.
     Weights of half types are trained in float32, and exported in their own type again.
     """
 
@@ -81,6 +82,7 @@ class Trainer:
         self._clip_norm, self._clip_value, self._accumulate = clip_norm, clip_value, accumulate
         self.seed, self._batches = seed, 0
         self.gradient_norm = 0.0  # of the last update, before clipping
+        self._said = 0  # remarks that fit() has printed
         self._position: Position | None = None  # of a fit() at work, or of one that a checkpoint was saved by
         self._slicer = BatchSlicer(ranks, loss) if isinstance(ranks, Ranks) else None
         use_amx = all(ranks.all_gather(self._device.has_amx))
@@ -90,6 +92,7 @@ class Trainer:
             weights = {name: value.const_value for name, value in prepared.graph.initializers.items()}
             inference = prepared.clone()
             self._step = step_graph(prepared, loss, trainable, group, use_amx)
+            self.remarks: list[str] = prepared.remarks
             self._make_arrays(weights, shard_optimizer)
             self._make_sessions(evaluation_graph(inference, loss, self._step), loss)
         if self._collectives is not None:
@@ -279,9 +282,10 @@ class Trainer:
         if validation is not None:
             self._evaluation.open()  # a graph that onnxruntime refuses raises before the first epoch, not after it
         self._position = self._position or Position()
+        unsaid, self._said = self.remarks[self._said :], len(self.remarks)
         try:
             with self.ranks.together():
-                return fit(self, options, self._position, quiet)
+                return fit(self, options, self._position, quiet, unsaid)
         finally:
             self._position = None
 
