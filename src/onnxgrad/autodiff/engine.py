@@ -13,6 +13,7 @@ from onnxgrad.graph.broadcast import sum_to_shape
 from onnxgrad.graph.builder import Builder, builder_at_work, op, schema_of
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
+from onnxgrad.passes.resolve_sequences import SEQUENCE_OPERATORS
 from onnxgrad.rules.registry import RULES, Function, Rule, nondiff, todo
 
 
@@ -24,6 +25,12 @@ def rule_of(node: ir.Node) -> Rule:
     """The node's rule."""
     rule = RULES.get((_domain(node), node.op_type))
     if rule is None:
+        if is_standard(node.domain) and node.op_type in SEQUENCE_OPERATORS:
+            raise NoRuleError(
+                f"gradient: {node.op_type} (node {node.name!r}) is of a sequence whose length is known only when the "
+                "model runs, through which no gradient passes: give the model fixed sizes where it is split, or leave "
+                "out of `wrt` what reaches the result through it"
+            )
         where = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
         raise NoRuleError(
             f"gradient: {where} (node {node.name!r}) has no gradient rule: add one with onnxgrad.vjp, or leave out of "

@@ -10,7 +10,8 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 NARROW = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 NAMES_A_TYPE = {"Cast": "to", "EyeLike": "dtype", "RandomNormal": "dtype", "RandomUniform": "dtype",
                 "RandomNormalLike": "dtype", "RandomUniformLike": "dtype", "Bernoulli": "dtype",
-                "GroupNormalization": "stash_type", "Attention": "softmax_precision"}  # fmt: skip
+                "SequenceEmpty": "dtype", "GroupNormalization": "stash_type",
+                "Attention": "softmax_precision"}  # fmt: skip
 
 
 def in_float64(model: ModelProto) -> ModelProto:
@@ -91,6 +92,8 @@ def _write_out(node: NodeProto) -> None:
             attribute.CopyFrom(
                 onnx.helper.make_attribute("value", numpy_helper.from_array(np.array(content, np.float64)))
             )
+    if node.op_type == "SequenceEmpty" and not node.attribute:
+        node.attribute.append(onnx.helper.make_attribute("dtype", TensorProto.DOUBLE))
     if node.op_type == "ConstantOfShape" and not node.attribute:
         node.attribute.append(onnx.helper.make_attribute("value", numpy_helper.from_array(np.zeros(1, np.float64))))
 

@@ -13,6 +13,7 @@ from onnxgrad.passes.expand import expand
 from onnxgrad.passes.fold_shapes import fold_shapes
 from onnxgrad.passes.infer import infer
 from onnxgrad.passes.name_nodes import name_nodes
+from onnxgrad.passes.resolve_sequences import resolve_sequences
 from onnxgrad.passes.weights_aside import weights_aside
 from onnxgrad.rules import load_rules
 from onnxgrad.rules.registry import RULES
@@ -87,6 +88,7 @@ PREPARE: list[Pass] = [
     infer,
     expand,
     fold_shapes,
+    resolve_sequences,
 ]
 
 
