@@ -5,10 +5,13 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from click.testing import CliRunner
 from onnx import TensorProto, helper, numpy_helper
 from tests.checks import raises, same_bits
 from tests.train.two_layers import batch, mlp, weights
 
+import onnxgrad
+from onnxgrad import cli
 from onnxgrad.train import losses, optim
 from onnxgrad.train.trainer import Trainer
 
@@ -104,6 +107,69 @@ def test_weights_in_files(trainable, tmp_path):
         assert all(same_bits(loaded[name], a) for name, a in expected.items())
         session.run(None, {"x": batch(0)["x"]})
     assert (folder / "weights.bin").read_bytes() == before
+
+
+def with_constants():
+    """Between x and the layers: a constant that is neither small enough to be read first nor large, and a branch."""
+    rng = np.random.default_rng(6)
+    shapes = {"there": (6, 700), "back": (700, 6), "factor": (1, 6)}
+    arrays = {name: (rng.standard_normal(shape) / 20).astype(np.float32) for name, shape in shapes.items()}
+    model = mlp()
+    model.graph.initializer.extend(numpy_helper.from_array(arrays[name], name) for name in ("there", "back"))
+    model.graph.initializer.append(numpy_helper.from_array(np.array(True), "yes"))
+    model.graph.node[0].input[0] = "mixed"
+    result = [helper.make_tensor_value_info("result", TensorProto.FLOAT, ["N", 6])]
+    factor = [numpy_helper.from_array(arrays["factor"], "factor")]
+    then = helper.make_graph([helper.make_node("Mul", ["x", "factor"], ["result"])], "then", [], result, factor)
+    other = helper.make_graph([helper.make_node("Identity", ["x"], ["result"])], "other", [], result)
+    model.graph.node.insert(0, helper.make_node("If", ["yes"], ["chosen"], then_branch=then, else_branch=other))
+    model.graph.node.insert(1, helper.make_node("MatMul", ["chosen", "there"], ["grown"]))
+    model.graph.node.insert(2, helper.make_node("MatMul", ["grown", "back"], ["mixed"]))
+    return model
+
+
+def test_constants_in_a_file_are_found_from_any_working_directory(tmp_path, monkeypatch):
+    folder, elsewhere = tmp_path / "model", tmp_path / "elsewhere"
+    folder.mkdir()
+    elsewhere.mkdir()
+    path = folder / "m.onnx"
+    plain = with_constants()
+    onnx.save(plain, path, save_as_external_data=True, location="m.onnx.data", size_threshold=0)
+    folder.chmod(0o555)  # nothing is written there
+    monkeypatch.chdir(tmp_path)
+    loss, some = losses.CrossEntropy("logits"), ["fc0.*", "fc1.*"]
+    mine = Trainer("model/m.onnx", loss, optim.SGD(lr=0.1), some)
+    whole = Trainer(with_constants(), loss, optim.SGD(lr=0.1), some)
+    monkeypatch.chdir(elsewhere)
+    assert mine.step(batch(0)) == whole.step(batch(0))
+    assert mine.evaluate([batch(1)]) == whole.evaluate([batch(1)])
+    mine.export("trained.onnx")
+    session = onnxruntime.InferenceSession("trained.onnx", providers=["CPUExecutionProvider"])
+    session.run(None, {"x": batch(0)["x"]})
+    assert onnxgrad.check_gradient(path, {"x": batch(0)["x"]}, some).worst < 1e-6
+    np.savez("data.npz", **batch(0, 20))
+    arguments = f"train {path} --data data.npz --val 0.2 --loss cross-entropy:logits --freeze there --freeze back"
+    for command in (
+        f"{arguments} -o t.onnx",
+        f"grad {path} --wrt fc1.* -o grad.onnx",
+        f"check {path} --dim N=3 --wrt fc1.*",
+    ):
+        result = CliRunner().invoke(cli.main, command.split())
+        assert result.exit_code == 0, result.output
+    folder.chmod(0o755)
+
+
+def test_a_missing_file_of_weights_is_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "m.onnx"
+    onnx.save(mlp(), path, save_as_external_data=True, location="m.onnx.data", size_threshold=0)
+    (tmp_path / "m.onnx.data").unlink()
+    text = "Trainer: the weights 'fc0.weight' are in the file {!r}, which does not exist: {}"
+    with raises(FileNotFoundError, text.format(f"{path}.data", "it belongs beside the model")):
+        Trainer("m.onnx", losses.CrossEntropy("logits"), optim.SGD(lr=0.1))
+    way_out = "a model that is loaded does not say in which folder its files are: give its path instead"
+    with raises(FileNotFoundError, text.format("m.onnx.data", way_out)):
+        Trainer(onnx.load(path, load_external_data=False), losses.CrossEntropy("logits"), optim.SGD(lr=0.1))
 
 
 def test_frozen_weights_that_are_large_are_handed_over_as_they_are(tmp_path):

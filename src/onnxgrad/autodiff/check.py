@@ -16,6 +16,7 @@ from onnxgrad.autodiff.float64 import in_float64
 from onnxgrad.autodiff.reference.normalization import NORMALIZATIONS
 from onnxgrad.autodiff.reference.recurrent import FAILING, RECURRENT
 from onnxgrad.autodiff.reference.windows import WINDOWS
+from onnxgrad.graph.files import expect_weights, load
 from onnxgrad.op import operator_of, reference_ops
 from onnxgrad.passes.finish import FINISH
 from onnxgrad.passes.prepare import prepare
@@ -230,9 +231,8 @@ def _with_named_outputs(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _whole_proto(model: Any) -> onnx.ModelProto:
     """With its weights in it: they are going to be moved."""
-    if isinstance(model, onnx.ModelProto):
-        return model
-    loaded = model.clone() if isinstance(model, ir.Model) else ir.load(model)
+    loaded = load(model, "check_gradient")
+    expect_weights(loaded, "check_gradient")
     proto: onnx.ModelProto = ir.to_proto(ir.external_data.load_to_model(loaded))
     return proto
 

@@ -26,9 +26,24 @@ def load(model: Any, caller: str) -> ir.Model:
     if not path.is_file():
         raise FileNotFoundError(f"{caller}: the file {str(path)!r} does not exist, expected an ONNX model")
     try:
-        return ir.load(path)
+        return ir.load(path.absolute())  # its weights are found whatever the working directory becomes
     except Exception as error:  # of protobuf, or whatever reads the format
         raise ValueError(f"{caller}: {str(path)!r} is not an ONNX model ({type(error).__name__})") from None
+
+
+def expect_weights(model: ir.Model, caller: str) -> None:
+    """Raises one sentence if a file that holds weights is missing."""
+    for tensor in _tensors(model):
+        if isinstance(tensor, ir.ExternalTensor) and not Path(tensor.path).is_file():
+            way_out = (
+                "it belongs beside the model"
+                if Path(tensor.path).is_absolute()
+                else "a model that is loaded does not say in which folder its files are: give its path instead"
+            )
+            raise FileNotFoundError(
+                f"{caller}: the weights {tensor.name!r} are in the file {str(tensor.path)!r}, which does not exist: "
+                f"{way_out}"
+            )
 
 
 def save(model: ir.Model, path: Path, source: Path | None) -> list[Path]:

@@ -116,20 +116,28 @@ def _described(array: Any, device: Device) -> tuple[Any, tuple[int, ...], int]:
 
 
 def _apart(model: ir.Model) -> tuple[Any, dict[str, Array]]:
-    """The model without its large weights, and the weights; those in files stay there, memory-mapped."""
-    weights, kept = {}, {}
-    for name, value in model.graph.initializers.items():
-        tensor = value.const_value
-        if tensor is not None and tensor.nbytes >= LARGE:
-            weights[name] = np.asarray(tensor.numpy())
-            kept[name] = tensor
-            shape = ir.Shape(tensor.shape.numpy())
-            value.const_value = ir.ExternalTensor(name, 0, tensor.nbytes, tensor.dtype, shape=shape, name=name)
+    """The model without its large weights, and the weights; those in files stay there, memory-mapped.
+
+    Small ones in files are read: a session made from bytes would look for the files in the working directory.
+    """
+    weights: dict[str, Array] = {}
+    kept: list[tuple[ir.Value, Any]] = []
+    for graph in model.graphs():
+        for name, value in graph.initializers.items():
+            tensor = value.const_value
+            if tensor is not None and tensor.nbytes >= LARGE and graph is model.graph:
+                weights[name] = np.asarray(tensor.numpy())
+                kept.append((value, tensor))
+                shape = ir.Shape(tensor.shape.numpy())
+                value.const_value = ir.ExternalTensor(name, 0, tensor.nbytes, tensor.dtype, shape=shape, name=name)
+            elif isinstance(tensor, ir.ExternalTensor):
+                kept.append((value, tensor))
+                value.const_value = ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=name)
     try:
         return ir.to_proto(model), weights
     finally:
-        for name, tensor in kept.items():
-            model.graph.initializers[name].const_value = tensor
+        for value, tensor in kept:
+            value.const_value = tensor
 
 
 def _ort_value(array: Array) -> Any:

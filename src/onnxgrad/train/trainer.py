@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.cpu.core.memory import give_back
-from onnxgrad.graph.files import load, save
+from onnxgrad.graph.files import expect_weights, load, save
 from onnxgrad.passes.batch_slice import PLACE, WEIGHTS
 from onnxgrad.passes.draft import without_garbage_collection
 from onnxgrad.passes.prepare import prepare
@@ -78,7 +78,8 @@ class Trainer:
             raise ValueError("Trainer: shard_optimizer needs a communicator, whose processes shard the state")
         self.ranks = ranks = ranks_of(communicator)
         self._device = device_of(device, ranks.local_rank() if isinstance(ranks, Ranks) else None)
-        self._source, self.optimizer, self.schedule = model, optimizer, schedule or Constant()
+        self._source = Path(model).absolute() if isinstance(model, (str, Path)) else model
+        self.optimizer, self.schedule = optimizer, schedule or Constant()
         self._clip_norm, self._clip_value, self._accumulate = clip_norm, clip_value, accumulate
         self.seed, self._batches = seed, 0
         self.gradient_norm = 0.0  # of the last update, before clipping
@@ -88,7 +89,9 @@ class Trainer:
         use_amx = all(ranks.all_gather(self._device.has_amx))
         group = ranks.group if isinstance(ranks, Ranks) else None
         with without_garbage_collection():
-            prepared = prepare(load(model, "Trainer"), "Trainer")
+            loaded = load(model, "Trainer")
+            expect_weights(loaded, "Trainer")
+            prepared = prepare(loaded, "Trainer")
             weights = {name: value.const_value for name, value in prepared.graph.initializers.items()}
             inference = prepared.clone()
             self._step = step_graph(prepared, loss, trainable, group, use_amx)
