@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import pytest
 from click.testing import CliRunner
@@ -23,6 +24,7 @@ from tests.train.two_layers import SIZES, mlp, weights
 from onnxgrad import cli
 from onnxgrad.cli.data import hold_out
 from onnxgrad.train import losses, optim, schedules
+from onnxgrad.train import trainer as trainer_module
 from onnxgrad.train.batches import Batches
 from onnxgrad.train.trainer import Trainer
 
@@ -347,6 +349,22 @@ def test_a_model_that_cannot_be_written_costs_nothing(folder, monkeypatch):
     assert Path("trained.onnx").read_text() == "mine"
     run(*shlex.split(result.stderr.splitlines()[-1].partition("checkpoint: ")[2])[1:])
     assert len(initializers("trained.onnx")) >= 4
+
+
+def test_a_model_that_onnx_refuses_is_not_written(folder, monkeypatch):
+    Path("trained.onnx").write_text("mine")
+    spoilt = ir.AttrInt64("spoilt", 1)
+    monkeypatch.setattr(trainer_module, "to_inference_mode", lambda m: m.graph[0].attributes.add(spoilt))
+    result = run(*BASE, "-o", "trained.onnx", code=1)
+    assert "'trained.onnx' is not written, because onnx refuses the model that it would hold: " in result.stderr
+    assert "what was trained is in the checkpoint: onnxgrad train model.onnx" in result.stderr
+    assert Path("trained.onnx").read_text() == "mine"
+
+
+def test_written_lists_the_file_of_the_weights(folder):
+    onnx.save(mlp(), "apart.onnx", save_as_external_data=True, location="weights.bin", size_threshold=0)
+    printed = run("train", "apart.onnx", *BASE[2:], "-o", "trained.onnx").stdout
+    assert re.search(r"trained model +trained.onnx .*\n its weights +trained.onnx.data .*\n checkpoint ", printed)
 
 
 def test_help_loads_little():

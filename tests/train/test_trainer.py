@@ -144,7 +144,7 @@ def test_fit_evaluate_export(tmp_path):
     trainer.export(tmp_path / "trained.onnx")
     exported = onnx.load(tmp_path / "trained.onnx")
     onnx.checker.check_model(exported, full_check=True)
-    assert [n.op_type for n in exported.graph.node] == ["Gemm", "Tanh", "Gemm"]
+    assert [n.op_type for n in exported.graph.node] == ["Gemm", "Tanh", "Dropout", "Gemm"]
     assert exported.producer_name == "me" and exported.metadata_props[0].value == "me"
     session = onnxruntime.InferenceSession(tmp_path / "trained.onnx", providers=["CPUExecutionProvider"])
     x = batch(1, 100)

@@ -4,7 +4,7 @@ import contextlib
 import math
 import shlex
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -87,10 +87,10 @@ def run(options: Options, context: click.Context) -> None:
         if options.keep_best and trainer.ranks.on_first(files.best.is_file):
             trainer.restore(files.best)
         with _or_go_on(again):
-            trainer.export(files.output)
+            model_files = trainer.export(files.output)
         run_log.write({"event": "end", "step": trainer.steps})
     if not options.quiet:
-        show_outcome(run_log, list(prepared.metrics), _written(files, options))
+        show_outcome(run_log, list(prepared.metrics), _written(files, model_files, options))
 
 
 def _plot(path: Path | None, run_log: RunLog) -> None:
@@ -136,7 +136,7 @@ def _fit(
 def _or_go_on(again: str) -> Iterator[None]:
     try:
         yield
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # the disk is full, or onnx refuses the model
         raise Failed(
             f"the model could not be written: {error}; what was trained is in the checkpoint: {again}"
         ) from None
@@ -170,9 +170,10 @@ def _as_json(options: Options) -> dict[str, Any]:
     }
 
 
-def _written(files: Files, options: Options) -> dict[str, Path | None]:
+def _written(files: Files, model_files: Sequence[Path], options: Options) -> dict[str, Path | None]:
     return {
-        "trained model": files.output, "checkpoint": files.checkpoint,
+        "trained model": files.output, "its weights": next(iter(model_files[1:]), None),
+        "checkpoint": files.checkpoint,
         "checkpoint of the best epoch": files.best if options.keep_best else None,
         "every update": files.metrics, "plot": files.plot, "TensorBoard": options.tensorboard,
     }  # fmt: skip

@@ -1,6 +1,7 @@
 """load() and save(): models of any kind come in; files take their name only once they are complete."""
 
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,11 @@ import onnx
 import onnx_ir as ir
 
 LARGEST = 2**31 - 2**26  # bytes of weights in a file of protobuf, which ends at 2 GB, and room for the graph
+# What onnxruntime says of operators, types and versions that it has no kernels for: others may have some.
+NO_KERNELS = re.compile(
+    r"NOT_IMPLEMENTED|Could not find an implementation|is not a registered function/op|only \*guarantees\* support"
+    r"|Unsupported model IR version"
+)
 
 
 def load(model: Any, caller: str) -> ir.Model:
@@ -50,7 +56,8 @@ def save(model: ir.Model, path: Path, source: Path | None) -> list[Path]:
     """Writes a model made from the one in `source`; returns the files that hold it, its own first.
 
     Weights in files beside `source` stay there if `path` is in the same folder. In any other folder, or without a
-    source, all are written to a file beside `path`, one tensor at a time.
+    source, all are written to a file beside `path`, one tensor at a time. A model that onnx or onnxruntime refuses is
+    not written.
     """
     expect_place(path)
     files = list(dict.fromkeys(Path(t.path) for t in _tensors(model) if isinstance(t, ir.ExternalTensor)))
@@ -58,14 +65,45 @@ def save(model: ir.Model, path: Path, source: Path | None) -> list[Path]:
     stay = inside <= LARGEST and source is not None and (not files or path.parent.samefile(source.parent))
     data = None if stay else f"{path.name}.data"
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
-        ir.save(model, Path(folder) / path.name, external_data=data)
-        # The model last: whoever finds it finds its weights.
-        for name in (data, path.name):
-            if name is not None and (Path(folder) / name).exists():
-                os.replace(Path(folder) / name, path.parent / name)  # noqa: PTH105
-    if data is None:
-        return [path, *files]
-    return [path, path.parent / data] if (path.parent / data).exists() else [path]
+        # A model names its files by where they are from its own folder: beside those that stay it is tried out.
+        draft = path.parent / f"{Path(folder).name}.onnx" if stay and files else Path(folder) / path.name
+        try:
+            ir.save(model, draft, external_data=data)
+            _expect_valid(draft, path)
+            # The model last: whoever finds it finds its weights.
+            if data is not None and (Path(folder) / data).exists():
+                os.replace(Path(folder) / data, path.parent / data)  # noqa: PTH105
+                files = [path.parent / data]
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
+    return [path, *files]
+
+
+def _expect_valid(draft: Path, path: Path) -> None:
+    """Raises one sentence if onnx, or onnxruntime where it is installed, refuses the file."""
+    try:
+        onnx.checker.check_model(str(draft))
+    except Exception as error:  # of the checker, or of what it calls
+        raise _refused(path, "onnx", error) from None
+    try:
+        import onnxruntime
+    except ImportError:
+        return
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.add_session_config_entry("session.disable_prepacking", "1")  # weights are not copied
+    options.intra_op_num_threads, options.log_severity_level = 1, 4
+    try:
+        onnxruntime.InferenceSession(str(draft), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's errors have no type in common
+        if not NO_KERNELS.search(str(error)):
+            raise _refused(path, "onnxruntime", error) from None
+
+
+def _refused(path: Path, who: str, error: Exception) -> RuntimeError:
+    reason = str(error).strip().splitlines()[0]
+    return RuntimeError(f"{str(path)!r} is not written, because {who} refuses the model that it would hold: {reason}")
 
 
 def expect_place(path: Path) -> None:

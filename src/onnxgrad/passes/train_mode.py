@@ -10,6 +10,8 @@ from onnxgrad.graph.replace import take_place
 from onnxgrad.passes.batch_slice import COUNT, FIRST
 
 SEED = "dropout_seed"  # an input in train mode
+TRAINING_MODE = 2  # of the inputs of Dropout, since opset 12
+OLDEST_WITHOUT_IS_TEST = 7  # older opsets have an attribute for inference
 APART = 1 << 40  # between the seeds of two nodes: more numbers than either draws
 
 
@@ -44,30 +46,45 @@ def to_train_mode(graph: ir.Graph, place: ir.Value | None = None) -> list[Statis
     return found
 
 
-def to_inference_mode(graph: ir.Graph) -> None:
-    """Switches BatchNormalization to inference and removes Dropout nodes."""
-    for node in list(graph):
-        if not is_standard(node.domain):
-            continue
-        if node.op_type == "BatchNormalization":
-            node.attributes["training_mode"] = ir.AttrInt64("training_mode", 0)
-            for value in node.outputs[1:]:
-                if value.uses() or value.is_graph_output():
-                    raise ValueError(
-                        f"the model uses the running statistics that BatchNormalization (node {node.name!r}) computes "
-                        "in training: it cannot run in inference mode"
-                    )
-            node.resize_outputs(1)
-        elif node.op_type == "Dropout":
-            if len(node.outputs) > 1 and (node.outputs[1].uses() or node.outputs[1].is_graph_output()):
-                raise ValueError(
-                    f"the model uses the mask of Dropout (node {node.name!r}): it cannot run in inference mode"
-                )
-            settings = [v for v in node.inputs[1:] if v is not None and v.is_initializer()]
-            _bypass(graph, node)
-            for value in settings:  # a ratio that nothing uses any more makes onnxruntime complain
-                if not value.uses() and not value.is_graph_input() and not value.is_graph_output():
-                    graph.initializers.pop(str(value.name), None)
+def to_inference_mode(model: ir.Model) -> None:
+    """Switches BatchNormalization to inference and Dropout off; both stay, so that the model can be trained again."""
+    parts: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
+    for part in parts:
+        opset = part.opset_imports.get("", OLDEST_WITHOUT_IS_TEST)
+        for node in list(part.all_nodes()):
+            if is_standard(node.domain) and node.op_type in ("BatchNormalization", "Dropout"):
+                _switch_off(node)
+                if opset < OLDEST_WITHOUT_IS_TEST:
+                    node.attributes["is_test"] = ir.AttrInt64("is_test", 1)
+
+
+def _switch_off(node: ir.Node) -> None:
+    """Leaves out what asks for train mode: inference is the default of all opsets that have a choice."""
+    if node.op_type == "Dropout":
+        asked = node.inputs[TRAINING_MODE] if len(node.inputs) > TRAINING_MODE else None
+        node.resize_inputs(min(len(node.inputs), TRAINING_MODE))
+        if asked is not None:
+            _remove_unused(asked)
+        return
+    node.attributes.pop("training_mode", None)
+    for value in node.outputs[1:]:
+        if value.uses() or value.is_graph_output():
+            raise ValueError(
+                f"the model uses the running statistics that BatchNormalization (node {node.name!r}) computes "
+                "in training: it cannot run in inference mode"
+            )
+    node.resize_outputs(1)
+
+
+def _remove_unused(value: ir.Value) -> None:
+    """An initializer that nothing uses any more makes onnxruntime complain."""
+    producer, graph = value.producer(), value.graph
+    if value.uses() or value.is_graph_input() or value.is_graph_output() or graph is None:
+        return
+    if value.is_initializer():
+        graph.initializers.pop(str(value.name), None)
+    elif producer is not None and producer.op_type == "Constant":
+        graph.remove(producer, safe=True)
 
 
 def _drop_by_seed(graph: ir.Graph, node: ir.Node, seed: ir.Value, number: int, place: ir.Value | None) -> None:
@@ -126,20 +143,6 @@ def _constant(node: ir.Node, at: int, default: float, what: str) -> float:
     if tensor is None:
         raise ValueError(f"the {what} of {node.op_type} (node {node.name!r}) is computed, expected a constant")
     return float(tensor.numpy().item())
-
-
-def _bypass(graph: ir.Graph, node: ir.Node) -> None:
-    """Without the node: what it was given goes where its output went."""
-    source, result = node.inputs[0], node.outputs[0]
-    assert source is not None
-    if not result.is_graph_output():
-        result.replace_all_uses_with(source)
-        graph.remove(node, safe=True)
-        return
-    identity = ir.Node("", "Identity", [source], num_outputs=1, name=f"{node.name}_passed")
-    graph.insert_before(node, identity)
-    take_place(identity.outputs[0], result)
-    graph.remove(node, safe=True)
 
 
 def _ask_for_statistics(graph: ir.Graph, node: ir.Node) -> Statistics:

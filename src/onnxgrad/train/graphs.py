@@ -130,7 +130,7 @@ def _to_train_mode(step: _Step) -> None:
 
 
 def _to_inference_mode(step: _Step) -> None:
-    to_inference_mode(step.graph)
+    to_inference_mode(step.model)
 
 
 def _sync_batch_norm(step: _Step) -> None:

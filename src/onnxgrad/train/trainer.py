@@ -368,15 +368,18 @@ class Trainer:
         trainer.restore(path)
         return trainer
 
-    def export(self, path: str | Path) -> None:
-        """Writes the original model, in inference mode, with the trained weights.
+    def export(self, path: str | Path) -> list[Path]:
+        """Writes the original model, in inference mode, with the trained weights; returns the files that were written.
 
         Weights that came in files of their own, or that are too large for the model's file, go into a file beside it.
+        Dropout stays, inactive, so that the model can be trained again. A file is there, or replaced, only once onnx
+        and onnxruntime have accepted the new one.
         """
         with self.ranks.together():
-            self.ranks.on_first(lambda: self._export(Path(path)))
+            found: list[Path] = self.ranks.on_first(lambda: self._export(Path(path)))
+        return found
 
-    def _export(self, path: Path) -> None:
+    def _export(self, path: Path) -> list[Path]:
         model = load(self._source, "Trainer")
         tensors: dict[str, Any] = {name: v.const_value for name, v in model.graph.initializers.items()}
         apart = any(isinstance(t, ir.ExternalTensor) for t in tensors.values())
@@ -384,8 +387,8 @@ class Trainer:
             kind = tensors[name].dtype
             values = self._device.to_numpy(array).astype(kind.numpy(), copy=False)
             model.graph.initializers[name].const_value = ir.Tensor(values, dtype=kind, name=name)
-        to_inference_mode(model.graph)
-        save(model, path, None if apart else path)
+        to_inference_mode(model)
+        return save(model, path, None if apart else path)
 
 
 def _type_of_output(model: ir.Model, name: str) -> Any:
