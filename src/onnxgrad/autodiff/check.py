@@ -11,6 +11,7 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
+from onnxgrad.autodiff import draws
 from onnxgrad.autodiff.differentiate import add_gradient
 from onnxgrad.autodiff.float64 import in_float64
 from onnxgrad.autodiff.reference.normalization import NORMALIZATIONS
@@ -107,10 +108,13 @@ def check_gradient(
 
     `feeds` are the model's inputs. Each input or parameter is moved in `directions` random directions; a right gradient
     shows errors of about 1e-8, unless the model has a kink within 1e-5 of these numbers. `new_ops` are operators of
-    your own, as onnx.reference takes them.
+    your own, as onnx.reference takes them. What the model draws at random, Dropout's choice say, is drawn once.
     """
     proto = in_float64(_whole_proto(model))
     draft = prepare(ir.from_proto(proto), "check_gradient")
+    ready: onnx.ModelProto = ir.to_proto(draft.model)
+    if is_random := any(map(draws.is_random, ready.graph.node)):
+        proto = ready  # in which functions are written out: what they draw has to be the same as in the gradient
     made = add_gradient(draft, wrt, of, parameters_as_inputs=True)
     forward = _with_inputs(proto, list(made.outputs))
     initial = {t.name: onnx.numpy_helper.to_array(t) for t in proto.graph.initializer}
@@ -119,6 +123,11 @@ def check_gradient(
         if name not in feeds and name not in initial:
             raise ValueError(f"check_gradient: feeds lacks the input {name!r}")
         values[name] = _wide(feeds[name] if name in feeds else initial[name])
+    if is_random:
+        drawing = draws.with_draws(forward)
+        drawn = dict(zip((o.name for o in drawing.graph.output), evaluator(drawing, new_ops)(values), strict=True))
+        values |= drawn
+        forward = draws.with_draws(forward, drawn)
     rng = np.random.default_rng(seed)
     outputs = [o.name for o in forward.graph.output]
     run = evaluator(forward, new_ops)
@@ -132,6 +141,8 @@ def check_gradient(
         return float(sum(np.sum(np.where(weights[n] != 0, now[n] * weights[n], 0)) for n in chosen))
 
     backward: onnx.ModelProto = ir.to_proto(draft.run(FINISH).model)
+    if is_random:
+        backward = draws.with_draws(backward, drawn)
     fed = {**values, **{seed_input: weights[n] for n, seed_input in made.seeds.items()}}
     found = dict(zip([o.name for o in backward.graph.output], evaluator(backward, new_ops)(fed), strict=True))
     # Rounding of the function's own terms, which shows in a difference where the gradient is zero.

@@ -92,7 +92,8 @@ def _write_out(node: NodeProto) -> None:
             attribute.CopyFrom(
                 onnx.helper.make_attribute("value", numpy_helper.from_array(np.array(content, np.float64)))
             )
-    if node.op_type == "SequenceEmpty" and not node.attribute:
+    untyped = node.op_type in ("RandomNormal", "RandomUniform", "SequenceEmpty")
+    if untyped and not any(a.name == "dtype" for a in node.attribute):
         node.attribute.append(onnx.helper.make_attribute("dtype", TensorProto.DOUBLE))
     if node.op_type == "ConstantOfShape" and not node.attribute:
         node.attribute.append(onnx.helper.make_attribute("value", numpy_helper.from_array(np.zeros(1, np.float64))))

@@ -1,0 +1,42 @@
+"""check_gradient of models that draw at random: what is drawn is drawn once."""
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+from onnx import parser
+from tests.train.test_export import active
+
+from onnxgrad import check_gradient, cli
+
+HEAD = '<ir_version: 9, opset_import: ["": {opset}, "local": 1]> g (float[4, 5] x, bool on) => (float y) '
+BODIES = {
+    "a constant": "{ on_ = Constant<value = bool {1}>() r = Constant<value_float = 0.4>() d = Dropout(x, r, on_)",
+    "an input": "{ d = Dropout(x, w, on)",
+    "the mask": "{ d0, mask = Dropout(x, w, on) m = Cast<to = 1>(mask) d = Mul(d0, m)",
+    "RandomNormalLike": "{ n = RandomNormalLike(x) s = Mul(n, w) d = Add(x, s)",
+    "RandomUniform": "{ n = RandomUniform<shape = [4, 5]>() d = Mul(x, n)",
+    "Bernoulli": "{ p = Sigmoid(x) n = Bernoulli(p) d = Mul(x, n)",
+    "a function": "{ d = local.Twice(x, on)",
+}
+FUNCTION = """
+<domain: "local", opset_import: ["": {opset}]> Twice (a, on)
+=> (c) {{ r = Constant<value_float = 0.5>() b = Dropout(a, r, on) c = Dropout(b, r, on) }}"""
+
+
+@pytest.mark.parametrize("opset", [13, 22])
+@pytest.mark.parametrize("what", BODIES)
+def test_what_is_drawn_is_drawn_once(what, opset):
+    opset = max(opset, 15) if what == "Bernoulli" else opset  # which it came with
+    text = HEAD.format(opset=opset) + "<float w = {0.3}> " + BODIES[what]
+    model = parser.parse_model(text + " t = Tanh(d) z = Mul(t, w) q = Mul(z, z) y = ReduceSum<keepdims = 0>(q) }"
+                               + (FUNCTION.format(opset=opset) if what == "a function" else ""))  # fmt: skip
+    feeds = {"x": np.random.default_rng(0).standard_normal((4, 5)).astype(np.float32), "on": np.array(True)}
+    assert check_gradient(model, feeds, wrt=["w", "x"]).worst < 1e-6
+    assert check_gradient(model, {**feeds, "on": np.array(False)}, wrt="x").worst < 1e-6
+
+
+def test_the_command_line(tmp_path):
+    onnx.save(active("initializer"), tmp_path / "model.onnx")
+    result = CliRunner().invoke(cli.main, ["check", str(tmp_path / "model.onnx")])
+    assert result.exit_code == 0, result.output
