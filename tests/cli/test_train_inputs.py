@@ -306,3 +306,24 @@ def test_progress_where_there_is_no_terminal(capsys, monkeypatch):
     assert capsys.readouterr().err == ""
     assert [clock(s) for s in (3.21, 75, 3725)] == ["3.2 s", "1:15", "1:02:05"]
     assert [figure(x) for x in (0.0, 0.5, 1e-5, 12345.0)] == ["0.0000", "0.5000", "1.000e-05", "1.234e+04"]
+
+
+def test_losses_of_probabilities_and_of_inner_values(folder):
+    model = onnx.load("model.onnx")
+    model.graph.node.append(onnx.helper.make_node("Sigmoid", ["logits"], ["p"], name="/p"))
+    model.graph.output[0].name = "p"
+    onnx.save(model, "model.onnx")
+    x = arrays()["x"]
+    np.savez("train.npz", x=x, target=(x[:, :3] > 0).astype(np.float32))
+    base = ("train", "model.onnx", "--data", "train.npz", "--batch-size", "8", "--val", "train.npz", "--plot", "none")
+    base = (*base, "--lr", "0.05", "--epochs", "3", "--metric", "binary-accuracy", "-o", "out.onnx", "--overwrite")
+    found = []
+    for loss in ("bce:p", "bce-with-logits:p", "bce-with-logits:logits"):
+        result = run(*base, "--loss", loss)
+        assert ("'p' comes from Sigmoid" in result.output) == (loss == "bce-with-logits:p")
+        found.append(events("out.jsonl", "epoch")[-1]["validation"])
+        assert found[-1]["binary-accuracy"] > 0.7
+    assert found[0]["binary-accuracy"] == found[1]["binary-accuracy"] == found[2]["binary-accuracy"]
+    assert found[0]["loss"] == pytest.approx(found[1]["loss"], rel=1e-4)
+    assert found[1] == found[2]
+    run(*base, "--loss", "bce-with-logits:logits", "--freeze", "fc0.*")

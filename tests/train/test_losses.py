@@ -38,14 +38,14 @@ def model_with(loss, shape=SHAPE):
     return ir.to_proto(prepared.model)
 
 
-def assert_agree(loss, theirs, target, **more):
-    x = torch.tensor(X, requires_grad=True)
+def assert_agree(loss, theirs, target, x=X, **more):
+    given, x = x, torch.tensor(x, requires_grad=True)
     expected = theirs(x, torch.tensor(target))
     expected.backward()
     for shape in (SHAPE, ("N", "C", "d")):
         model = onnxgrad.gradient(model_with(loss, shape), ["x"], "loss")
         names = [o.name for o in model.graph.output]
-        results = dict(zip(names, evaluator(model)({"x": X, "target": target, **more}), strict=True))
+        results = dict(zip(names, evaluator(model)({"x": given, "target": target, **more}), strict=True))
         assert np.allclose(results["loss"], expected.item(), rtol=1e-9)
         assert np.allclose(results["x_grad"], x.grad.numpy(), rtol=1e-7, atol=1e-10)
 
@@ -88,6 +88,39 @@ def test_binary_cross_entropy(weight):
     assert_agree(mine, lambda x, t: F.binary_cross_entropy_with_logits(x, t, pos_weight=theirs), target)
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["plain", "weights"])
+def test_likelihood(weights, reduction):
+    weight = None if weights is None else torch.tensor(weights, dtype=torch.float64)
+    how = {"weights": weights, "reduction": reduction}
+
+    def theirs(x, t, **more):
+        return F.nll_loss(x, t, weight, reduction=reduction, **more)
+
+    assert_agree(losses.NLL("y", **how), theirs, CLASSES)
+    ignored = losses.NLL("y", ignore_index=2, **how)
+    assert_agree(ignored, lambda x, t: theirs(x, t, ignore_index=2), CLASSES)
+    last = losses.NLL("y", axis=-1, reduction=reduction)
+    classes = RNG.integers(0, 3, (4, 5))
+    assert_agree(last, lambda x, t: F.nll_loss(x.movedim(2, 1), t, reduction=reduction), classes)
+    probable = losses.NLL("y", log_prediction=False, **how)
+    assert_agree(probable, lambda x, t: theirs(torch.log(x), t), CLASSES, x=PROBABLE)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_binary_cross_entropy_of_probabilities(reduction):
+    target = RNG.random(SHAPE)
+    mine = losses.BCE("y", reduction=reduction)
+    assert_agree(mine, lambda x, t: F.binary_cross_entropy(x, t, reduction=reduction), target, x=PROBABLE)
+    certain = np.where(RNG.random(SHAPE) < 0.5, 0.0, 1.0)
+    model = onnxgrad.gradient(model_with(mine), ["x"], "loss")
+    names = [o.name for o in model.graph.output]
+    found = dict(zip(names, evaluator(model)({"x": certain, "target": target}), strict=True))
+    expected = F.binary_cross_entropy(torch.tensor(certain), torch.tensor(target), reduction=reduction)
+    assert found["loss"] == pytest.approx(expected.item())  # logarithms end at -100
+    assert np.isfinite(found["x_grad"]).all()
+
+
 @pytest.mark.filterwarnings("ignore:reduction. 'mean' divides:UserWarning")
 @pytest.mark.parametrize("reduction", ["batchmean", "mean", "sum"])
 def test_divergence(reduction):
@@ -106,11 +139,12 @@ def test_several_losses_and_one_of_your_own():
 
 
 def test_what_is_refused():
-    with raises(ValueError, "MSE: 'z' is not an output of the model, expected y"):
+    sentence = "MSE: 'z' is neither an output of the model nor a value inside it, expected 'y' or an inner value"
+    with raises(ValueError, sentence):
         model_with(losses.MSE("z"))
     with raises(ValueError, "MSE: reduction is 'all', expected one of 'mean', 'sum'"):
         losses.MSE("y", reduction="all")
-    with raises(ValueError, "loss is 'z', expected an output of the model (y) or a loss"):
+    with raises(ValueError, "loss is 'z', expected a loss, an output of the model ('y') or a value inside it"):
         model_with("z")
     with raises(ValueError, "the output 'y' has shape [4, 5, 3], a loss is one number"):
         model_with("y")

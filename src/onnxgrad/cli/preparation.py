@@ -13,6 +13,7 @@ from onnxgrad.cli.plot import expect_plottable
 from onnxgrad.cli.select import trainable_parameters
 from onnxgrad.cli.training import Options
 from onnxgrad.graph.files import expect_place, load
+from onnxgrad.passes.find_logits import activation_of
 from onnxgrad.train.batches import Batches
 from onnxgrad.train.metrics import Metric
 from onnxgrad.train.trainer import Trainer
@@ -94,7 +95,8 @@ def prepare(options: Options, communicator: Any = None) -> Prepared:
     """Reads and checks everything, and makes the trainer."""
     graph = load(options.model, "train").graph
     outputs = [str(v.name) for v in graph.outputs]
-    loss = specs.loss(options.loss, outputs)
+    values = {str(v.name): v for node in graph for v in node.outputs}
+    loss = specs.loss(options.loss, outputs, values)
     targets = [] if isinstance(loss, str) else [part.target for part in loss.parts]
     inputs = [str(v.name) for v in graph.inputs if v.name not in graph.initializers]
     needed = list(dict.fromkeys([*inputs, *(t for t in targets if t not in graph.initializers)]))
@@ -103,7 +105,9 @@ def prepare(options: Options, communicator: Any = None) -> Prepared:
         raise ValueError("--metric is measured on examples to validate with: name a file or a share with --val")
     if options.keep_best and options.val is None:
         raise ValueError("--keep-best goes by the loss on examples to validate with: name a file or a share with --val")
-    metrics = specs.metrics_by_name(options.metric, loss, outputs, needed)
+    made_by = {name: activation_of(value)[0] for name, value in values.items()}
+    of_sigmoid = {name for name, node in made_by.items() if node is not None and node.op_type == "Sigmoid"}
+    metrics = specs.metrics_by_name(options.metric, loss, outputs, needed, of_sigmoid)
     columns, others = read_columns("--data", options.data, needed)
     remarks = [unused(options.data, others)] if others else []
     held_out: Columns | None = None

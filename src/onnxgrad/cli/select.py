@@ -21,7 +21,7 @@ def trainable_parameters(
     graph = prepare(load(model, "train"), "train").graph
     names = {loss} if isinstance(loss, str) else {part.prediction for part in loss.parts}
     nodes = list(graph)
-    reached = influences(nodes, {v for v in graph.outputs if v.name in names})
+    reached = influences(nodes, {v for node in nodes for v in node.outputs if v.name in names})
     measured = {n.inputs[k] for n in nodes for k in STATISTICS.get(n.op_type, ()) if k < len(n.inputs)}
     known = [
         name for name, v in graph.initializers.items()

@@ -8,7 +8,7 @@ Kinds and settings are the classes of onnxgrad.losses, optim, schedules and metr
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -135,8 +135,8 @@ def value_of(text: str, hint: Any) -> Any:
     return numbers
 
 
-def loss(texts: Sequence[str], outputs: Sequence[str]) -> losses.Total | str:
-    """The sum of the losses of outputs of the model; the name of an output stands for itself."""
+def loss(texts: Sequence[str], outputs: Sequence[str], inner: Collection[str] = ()) -> losses.Total | str:
+    """The sum of the losses of outputs, or of values inside the model; the name of an output stands for itself."""
     own = [t for t in texts if t in outputs]
     if own:
         if len(texts) > 1:
@@ -150,17 +150,17 @@ def loss(texts: Sequence[str], outputs: Sequence[str]) -> losses.Total | str:
                 f"{spec}: {spec.kind!r} is neither a loss nor an output of the model"
                 f"{suggestion(spec.kind, [*LOSSES, *outputs])}"
             )
-        terms.append(build(spec, {"prediction": _output(spec, outputs)}))
+        terms.append(build(spec, {"prediction": _output(spec, outputs, inner)}))
     return terms[0] if len(terms) == 1 else losses.Total(terms)
 
 
-def _output(spec: Spec, outputs: Sequence[str]) -> str:
-    """The output that a spec names; the only one if it names none."""
+def _output(spec: Spec, outputs: Sequence[str], inner: Collection[str] = ()) -> str:
+    """The output, or the value inside the model, that a spec names; the only output if it names none."""
     if spec.subject is None:
         if len(outputs) != 1:
             raise ValueError(f"{spec} names no output, as in {spec.kind}:{outputs[0]}; the model has {listed(outputs)}")
         return outputs[0]
-    if spec.subject not in outputs:
+    if spec.subject not in outputs and spec.subject not in inner:
         raise ValueError(f"{spec}: {spec.subject!r} is not an output of the model{suggestion(spec.subject, outputs)}")
     return spec.subject
 
@@ -213,11 +213,16 @@ def _without_subject(spec: Spec) -> Spec:
 
 
 def metrics_by_name(
-    texts: Sequence[str], total: losses.Total | str, outputs: Sequence[str], inputs: Sequence[str]
+    texts: Sequence[str],
+    total: losses.Total | str,
+    outputs: Sequence[str],
+    inputs: Sequence[str],
+    of_sigmoid: Collection[str] = (),
 ) -> dict[str, metrics.Metric]:
     """Metrics by the name they are shown with; one that names no output is of the first loss's.
 
-    A metric has the settings that it has in common with the loss of its output, its target among them.
+    A metric has the settings that it has in common with the loss of its output, its target among them; outputs
+    `of_sigmoid` are probabilities, whatever the loss.
     """
     found: dict[str, metrics.Metric] = {}
     terms = () if isinstance(total, str) else total.parts
@@ -225,10 +230,16 @@ def metrics_by_name(
         spec = parse("--metric", text)
         kind = kind_of(spec)
         name = spec.settings.pop("name", None)
-        prediction = terms[0].prediction if spec.subject is None and terms else _output(spec, outputs)
+        prediction = (
+            terms[0].prediction
+            if spec.subject is None and terms
+            else _output(spec, outputs, [term.prediction for term in terms])
+        )
         of_output = next((term for term in terms if term.prediction == prediction), None)
         common = [n for n in settings_of(kind).values() if hasattr(of_output, n)]
         given = {"prediction": prediction, **{n: getattr(of_output, n) for n in common}}
+        if prediction in of_sigmoid and "threshold" in settings_of(kind).values():
+            given["threshold"] = losses.BCE.threshold
         metric = build(spec, given)
         if metric.target not in inputs:
             raise ValueError(

@@ -1,12 +1,14 @@
-"""The loss at the end of a graph: each part at the output it is of, an input for each target, all added up."""
+"""The loss at the end of a graph: each part at the value it is of, an input for each target, all added up."""
 
+import difflib
 from collections.abc import Sequence
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import onnx_ir as ir
 
 from onnxgrad.graph.builder import Builder, op
 from onnxgrad.graph.tensor import Dim, Tensor
+from onnxgrad.passes.find_logits import find_logits
 
 
 class Term(Protocol):
@@ -15,6 +17,13 @@ class Term(Protocol):
     prediction: str
     target: str
     share: float
+    activations: ClassVar[tuple[str, ...]]
+
+    def class_axis(self, prediction: Tensor) -> int | None:
+        """Where the classes are, for a loss of classes."""
+
+    def of_logits(self) -> "Term":
+        """The loss that takes what is before one of its activations."""
 
     def target_like(self, prediction: Tensor) -> tuple[ir.DataType, tuple[Dim, ...] | None]:
         """Type and shape of the target's input."""
@@ -26,31 +35,48 @@ class Term(Protocol):
         """The loss of a part of a batch, to be weighted."""
 
 
-def append_loss(builder: Builder, loss: Sequence[Term] | str, weights: ir.Value | None = None) -> ir.Value:
+def prediction_of(graph: ir.Graph, loss: Term | str) -> ir.Value:
+    """The value that a loss is of, or that is the loss: an output of the model, or any value inside it, by its name."""
+    name = loss if isinstance(loss, str) else loss.prediction
+    for value in (*graph.outputs, *(v for node in graph for v in node.outputs)):
+        if value.name == name:
+            return value
+    inner = [str(v.name) for node in graph for v in node.outputs]
+    outputs = ", ".join(repr(v.name) for v in graph.outputs)
+    close = difflib.get_close_matches(name, inner, n=1)
+    expected = f"did you mean {close[0]!r}?" if close else f"expected {outputs} or an inner value"
+    if isinstance(loss, str):
+        raise ValueError(f"loss is {loss!r}, expected a loss, an output of the model ({outputs}) or a value inside it")
+    raise ValueError(
+        f"{type(loss).__name__}: {name!r} is neither an output of the model nor a value inside it, {expected}"
+    )
+
+
+def append_loss(
+    builder: Builder,
+    loss: Sequence[Term] | str,
+    weights: ir.Value | None = None,
+    remarks: list[str] | None = None,
+) -> ir.Value:
     """Adds the loss to the graph, with an input for each target; gives its value.
 
-    With `weights`, one for each part of the loss, that of one rank's part of a batch.
+    With `weights`, one for each part of the loss, that of one rank's part of a batch. `remarks` gets sentences.
     """
-    outputs = {str(v.name): v for v in builder.graph.outputs}
     if isinstance(loss, str):
-        if loss not in outputs:
-            raise ValueError(f"loss is {loss!r}, expected an output of the model ({', '.join(outputs)}) or a loss")
-        if builder.tensor(outputs[loss]).shape not in ((), (1,)):
-            raise ValueError(f"the output {loss!r} has shape {list(outputs[loss].shape or '?')}, a loss is one number")
+        own = builder.tensor(prediction_of(builder.graph, loss))
+        if own.shape not in ((), (1,)):
+            raise ValueError(f"the output {loss!r} has shape {list(own.value.shape or '?')}, a loss is one number")
         if weights is None:
-            return outputs[loss]
+            return own.value
         with builder.at_work(f"{loss}_weighted"):
-            return _weighted(builder.tensor(outputs[loss]), builder.tensor(weights), 0).value
+            return _weighted(own, builder.tensor(weights), 0).value
     targets: dict[str, Tensor] = {}
     total: Tensor | None = None
-    for number, part in enumerate(loss):
-        if part.prediction not in outputs:
-            raise ValueError(
-                f"{type(part).__name__}: {part.prediction!r} is not an output of the model, expected "
-                f"{', '.join(outputs)}"
-            )
-        prediction = builder.tensor(outputs[part.prediction])
-        with builder.at_work(f"{part.prediction}_loss"):
+    for number, given in enumerate(loss):
+        prediction, part = builder.tensor(prediction_of(builder.graph, given)), given
+        with builder.at_work(f"{given.prediction}_loss"):
+            if given.activations:
+                prediction, part = _before_activation(prediction, given, [] if remarks is None else remarks)
             if part.target not in targets:
                 targets[part.target] = _target_input(builder, part, prediction)
             if weights is None:
@@ -64,6 +90,27 @@ def append_loss(builder: Builder, loss: Sequence[Term] | str, weights: ir.Value 
     if total.shape not in ((), (1,)):
         raise ValueError(f"the loss has shape {list(total.shape or '?')}, expected a scalar: reduce it")
     return total.value
+
+
+def _before_activation(prediction: Tensor, part: Term, remarks: list[str]) -> tuple[Tensor, Term]:
+    """What a loss takes in place of a prediction that an activation made, and the loss of that."""
+    found = find_logits(prediction, part.activations, part.class_axis(prediction))
+    if found is None:
+        return prediction, part
+    begin = f"{type(part).__name__}: {prediction.value.name!r} comes from {found.activation}"
+    if found.tensor is not None:
+        remarks.append(
+            f"{begin}, so that the loss takes what is before it, {found.before!r}; the output stays as it is."
+        )
+        return found.tensor, part.of_logits()
+    if found.activation in part.activations:
+        remarks.append(
+            f"{begin}, but not along the classes as far as can be seen, so that the loss takes it for logits; to have "
+            f"what is before it, name {found.before!r}."
+        )
+    elif part.of_logits() is part:
+        remarks.append(f"{begin}, but the loss is of logits and applies {part.activations[0]} to it.")
+    return prediction, part
 
 
 def _weighted(loss: Tensor, weights: Tensor, number: int) -> Tensor:

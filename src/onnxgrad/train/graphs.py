@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from onnxgrad.autodiff.differentiate import add_gradient, sources, weights_to_inputs
 from onnxgrad.graph.builder import Builder
-from onnxgrad.passes.append_loss import append_loss
+from onnxgrad.passes.append_loss import append_loss, prediction_of
 from onnxgrad.passes.batch_slice import PLACE, WEIGHTS
 from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.finish import FOR_SESSIONS, drop_dead
@@ -73,6 +73,7 @@ def step_graph(
     """
     step = _Step(prepared.model, prepared.caller, prepared.unnamed, prepared.remarks, _terms(loss), trainable, group)
     passes: list[Callable[[_Step], Any]] = [
+        _keep_predictions,
         *([_add_slice_inputs] if group is not None else []),
         _to_train_mode,
         fuse_gelu,
@@ -99,6 +100,7 @@ def evaluation_graph(prepared: Draft, loss: Total | str, step: StepGraph) -> Eva
     draft = _Step(prepared.model, prepared.caller, prepared.unnamed, prepared.remarks, _terms(loss))
     draft.parameters = [name for name in step.gradients if name in draft.graph.initializers]
     draft.dtype, draft.statistics = step.dtype, step.statistics
+    _keep_predictions(draft)
     predictions = [str(v.name) for v in draft.graph.outputs]
     passes: list[Callable[[_Step], Any]] = [
         _to_inference_mode,
@@ -115,6 +117,14 @@ def evaluation_graph(prepared: Draft, loss: Total | str, step: StepGraph) -> Eva
 
 def _terms(loss: Total | str) -> Sequence[Loss] | str:
     return loss if isinstance(loss, str) else parts_of(loss)
+
+
+def _keep_predictions(step: _Step) -> None:
+    """Values inside the model that the loss names become outputs: passes keep these, and metrics may name them, too."""
+    for part in [step.terms] if isinstance(step.terms, str) else step.terms:
+        value = prediction_of(step.graph, part)
+        if not value.is_graph_output():
+            step.graph.outputs.append(value)
 
 
 def _add_slice_inputs(step: _Step) -> None:
@@ -141,7 +151,7 @@ def _sync_batch_norm(step: _Step) -> None:
 def _append_loss(step: _Step) -> None:
     """The loss becomes an output."""
     builder = Builder(step.graph)
-    value = append_loss(builder, step.terms, step.weights)
+    value = append_loss(builder, step.terms, step.weights, step.remarks)
     if not value.is_graph_output():
         value.name = builder.fresh_value_name("loss")
         step.graph.outputs.append(value)

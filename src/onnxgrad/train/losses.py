@@ -1,4 +1,4 @@
-"""Losses, as nodes of the graph: each takes the name of the output that predicts, and adds an input for the target.
+"""Losses, as nodes of the graph: each takes the name of the value that predicts, and adds an input for the target.
 
     loss = losses.CrossEntropy("logits") + 0.1 * losses.MSE("value", target="measured")
 
@@ -9,7 +9,7 @@ A loss of your own is a formula over ONNX operators:
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -35,15 +35,17 @@ class Total:
 class Loss(Total):
     """One loss, of one output: what all losses have.
 
-    `prediction` is the name of the output, `target` that of the input with the values it should have, which is added to
-    the graph unless the model has it. `reduction`, where there is one, is "mean" or "sum". `share` is the factor
-    of the loss in a sum; `2 * loss` sets it. A class of your own has the fields above and a `formula`.
+    `prediction` is the name of the output, or of any value inside the model, `target` that of the input with the values
+    it should have, which is added to the graph unless the model has it. `reduction`, where there is one, is "mean" or
+    "sum". `share` is the factor of the loss in a sum; `2 * loss` sets it. A class of your own has the fields above and
+    a `formula`.
     """
 
     prediction: str
     target: str
     share: float
     reduction: str = "mean"
+    activations: ClassVar[tuple[str, ...]] = ()  # if one of these made the prediction, the loss takes what is before it
 
     @property
     def parts(self) -> tuple["Loss", ...]:  # type: ignore[override]
@@ -62,6 +64,18 @@ class Loss(Total):
     def formula(self, prediction: Tensor, target: Tensor) -> Tensor:
         """The loss, a scalar, as nodes: written with + - * / **, comparisons and `onnxgrad.rules.op`."""
         raise NotImplementedError
+
+    def class_axis(self, prediction: Tensor) -> int | None:
+        """Where the classes are, for a loss of classes."""
+        return None
+
+    def of_logits(self) -> "Loss":
+        """The loss that takes what is before one of its activations."""
+        return self
+
+    def wrong_class(self, target: Array, shape: Sequence[Any] | None) -> tuple[tuple[int, ...], str] | None:
+        """Where a target is not a class, and what was expected, for a loss of classes."""
+        return None
 
     # With several ranks a batch's loss is a weighted sum of the losses of the ranks' slices of it.
 
@@ -145,27 +159,13 @@ class Huber(_ReducedLoss):
         return _reduce(near * (size - near * 0.5), self.reduction)
 
 
-@dataclass(frozen=True)
-class CrossEntropy(_ReducedLoss):
-    """The cross entropy of scores (logits) along `axis`, as PyTorch's.
+class _LossOfClasses(_ReducedLoss):
+    """A loss whose targets are class numbers, unless it has `probabilities`; each class has the fields, as above."""
 
-    Targets are class numbers, or with `probabilities=True` a distribution over the classes. `ignore_index` is a class
-    number that does not count; `weights` are one number per class; `label_smoothing` mixes in the uniform distribution.
-    """
-
-    reduction: str = "mean"
     probabilities: bool = False
-    ignore_index: int | None = None
-    weights: Sequence[float] | None = None
-    label_smoothing: float = 0.0
-    axis: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.label_smoothing <= 1:
-            raise ValueError(f"CrossEntropy: label_smoothing is {self.label_smoothing!r}, expected 0 to 1")
-        if self.probabilities and self.ignore_index is not None:
-            raise ValueError("CrossEntropy: ignore_index is for class numbers, but the targets are probabilities")
+    ignore_index: int | None
+    weights: Sequence[float] | None
+    axis: int
 
     @property
     def _counts_targets(self) -> bool:
@@ -175,7 +175,7 @@ class CrossEntropy(_ReducedLoss):
 
     def as_part(self) -> Loss:
         # A slice may have no target that counts, and its mean would be 0 / 0; its sum is 0.
-        return replace(self, reduction="sum") if self._counts_targets else self
+        return replace(self, reduction="sum") if self._counts_targets else self  # type: ignore[call-arg]
 
     def count(self, target: Array) -> float | None:
         if not self._counts_targets:
@@ -185,32 +185,30 @@ class CrossEntropy(_ReducedLoss):
             return float(counted.size)
         return float(np.asarray(self.weights, np.float64)[counted].sum())
 
-    def _axis(self, prediction: Tensor) -> int:
+    def class_axis(self, prediction: Tensor) -> int:
         if not -prediction.rank <= self.axis < prediction.rank:
             raise ValueError(
-                f"CrossEntropy: axis is {self.axis}, but {self.prediction!r} has {prediction.rank} dimensions"
+                f"{type(self).__name__}: axis is {self.axis}, but {self.prediction!r} has {prediction.rank} dimensions"
             )
         return self.axis % prediction.rank
 
     def target_like(self, prediction: Tensor) -> tuple[ir.DataType, Shape]:
         if self.probabilities:
             return prediction.dtype, prediction.shape
-        axis, shape = self._axis(prediction), prediction.shape
+        axis, shape = self.class_axis(prediction), prediction.shape
         return ir.DataType.INT64, None if shape is None else (*shape[:axis], *shape[axis + 1 :])
 
-    def formula(self, prediction: Tensor, target: Tensor) -> Tensor:
-        axis = self._axis(prediction)
-        weights = None if self.weights is None else np.asarray(self.weights, prediction.dtype.numpy())
-        if self.probabilities:
-            return self._of_probabilities(prediction, target, axis, weights)
-        if axis != 1:  # where ONNX's operator expects the classes
-            order = [k for k in range(prediction.rank) if k != axis]
-            prediction = op.Transpose(prediction, perm=[*order[:1], axis, *order[1:]])
-        given = {"reduction": self.reduction, "ignore_index": self.ignore_index}
-        plain = op.SoftmaxCrossEntropyLoss(prediction, target, weights, **given)
-        if not self.label_smoothing:
-            return plain
-        return plain * (1 - self.label_smoothing) + self._smooth(prediction, target, weights)
+    def _weights_like(self, prediction: Tensor) -> Array | None:
+        return None if self.weights is None else np.asarray(self.weights, prediction.dtype.numpy())
+
+    def _classes_second(self, prediction: Tensor) -> Tensor:
+        """With the classes where ONNX's operators expect them."""
+        axis = self.class_axis(prediction)
+        if axis == 1:
+            return prediction
+        order = [k for k in range(prediction.rank) if k != axis]
+        moved: Tensor = op.Transpose(prediction, perm=[*order[:1], axis, *order[1:]])
+        return moved
 
     def wrong_class(self, target: Array, shape: Sequence[Any] | None) -> tuple[tuple[int, ...], str] | None:
         """Where a target is neither a class nor ignored, and what was expected; `shape` is the prediction's, if known.
@@ -232,6 +230,42 @@ class CrossEntropy(_ReducedLoss):
         if not wrong.any():
             return None
         return tuple(np.argwhere(wrong)[0].tolist()), "0 or more" if classes is None else f"0 to {classes - 1}"
+
+
+@dataclass(frozen=True)
+class CrossEntropy(_LossOfClasses):
+    """The cross entropy of scores (logits) along `axis`, as PyTorch's.
+
+    Targets are class numbers, or with `probabilities=True` a distribution over the classes. `ignore_index` is a class
+    number that does not count; `weights` are one number per class; `label_smoothing` mixes in the uniform distribution.
+    Of an output that Softmax made the loss takes what is before the Softmax.
+    """
+
+    activations = ("Softmax", "LogSoftmax")
+    reduction: str = "mean"
+    probabilities: bool = False
+    ignore_index: int | None = None
+    weights: Sequence[float] | None = None
+    label_smoothing: float = 0.0
+    axis: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.label_smoothing <= 1:
+            raise ValueError(f"CrossEntropy: label_smoothing is {self.label_smoothing!r}, expected 0 to 1")
+        if self.probabilities and self.ignore_index is not None:
+            raise ValueError("CrossEntropy: ignore_index is for class numbers, but the targets are probabilities")
+
+    def formula(self, prediction: Tensor, target: Tensor) -> Tensor:
+        weights = self._weights_like(prediction)
+        if self.probabilities:
+            return self._of_probabilities(prediction, target, self.class_axis(prediction), weights)
+        prediction = self._classes_second(prediction)
+        given = {"reduction": self.reduction, "ignore_index": self.ignore_index}
+        plain = op.SoftmaxCrossEntropyLoss(prediction, target, weights, **given)
+        if not self.label_smoothing:
+            return plain
+        return plain * (1 - self.label_smoothing) + self._smooth(prediction, target, weights)
 
     def _smooth(self, prediction: Tensor, target: Tensor, weights: Any) -> Tensor:
         """The term of the uniform distribution; ignored targets do not count, and the mean is as in the plain loss."""
@@ -262,6 +296,42 @@ class CrossEntropy(_ReducedLoss):
         return _reduce(total, self.reduction)
 
 
+@dataclass(frozen=True)
+class NLL(_LossOfClasses):
+    """The negative log-likelihood of classes along `axis`, as PyTorch's NLLLoss: the output is log-probabilities.
+
+    With `log_prediction=False` it is probabilities, whose logarithms are taken, not below -100. Targets are class
+    numbers; `ignore_index` is one that does not count; `weights` are one number per class. Of an output that Softmax
+    made the loss takes what is before the Softmax.
+    """
+
+    activations = ("Softmax",)
+    reduction: str = "mean"
+    log_prediction: bool = True
+    ignore_index: int | None = None
+    weights: Sequence[float] | None = None
+    axis: int = 1
+
+    def of_logits(self) -> Loss:
+        given = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "log_prediction"}
+        return CrossEntropy(**given)
+
+    def formula(self, prediction: Tensor, target: Tensor) -> Tensor:
+        weights = self._weights_like(prediction)
+        scores = self._classes_second(prediction if self.log_prediction else _log(prediction))
+        given = {"reduction": self.reduction, "ignore_index": self.ignore_index}
+        loss: Tensor = op.NegativeLogLikelihoodLoss(scores, target, weights, **given)
+        return loss
+
+
+def _log(probabilities: Tensor) -> Tensor:
+    """Logarithms, not below -100, as PyTorch's BCELoss has them; they have no gradient there."""
+    positive = probabilities > 0
+    log: Tensor = op.Max(op.Log(op.Where(positive, probabilities, 1)), -100)
+    clamped: Tensor = op.Where(positive, log, -100)
+    return clamped
+
+
 def _constant(array: Any, like: Tensor) -> Tensor:
     """An array as a constant of the type of a tensor."""
     return like.builder.constant(array, like.dtype)
@@ -271,9 +341,11 @@ def _constant(array: Any, like: Tensor) -> Tensor:
 class BCEWithLogits(_ReducedLoss):
     """Binary cross entropy of scores (logits), each on its own; targets are 0 to 1.
 
-    `pos_weight` is the weight of positive targets, one number or one for each score.
+    `pos_weight` is the weight of positive targets, one number or one for each score. Of an output that Sigmoid made the
+    loss takes what is before the Sigmoid.
     """
 
+    activations = ("Sigmoid",)
     reduction: str = "mean"
     pos_weight: float | Sequence[float] | None = None
 
@@ -283,6 +355,20 @@ class BCEWithLogits(_ReducedLoss):
             more = np.asarray(self.pos_weight, prediction.dtype.numpy()) - 1
             negative = negative * (target * _constant(more, prediction) + 1)
         return _reduce((1 - target) * prediction + negative, self.reduction)
+
+
+@dataclass(frozen=True)
+class BCE(_ReducedLoss):
+    """Binary cross entropy of probabilities, each on its own, as PyTorch's BCELoss; targets are 0 to 1.
+
+    Logarithms are not below -100, and have no gradient there.
+    """
+
+    threshold: ClassVar[float] = 0.5  # of BinaryAccuracy
+    reduction: str = "mean"
+
+    def formula(self, prediction: Tensor, target: Tensor) -> Tensor:
+        return _reduce((target - 1) * _log(1 - prediction) - target * _log(prediction), self.reduction)
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,10 @@ class Accuracy(Metric):
 
 @dataclass(frozen=True)
 class BinaryAccuracy(Metric):
-    """The fraction of scores on the right side of `threshold`; targets are 0 or 1. For logits the threshold is 0."""
+    """The fraction of scores on the right side of `threshold`; targets are 0 or 1.
+
+    For logits the threshold is 0, for probabilities 0.5.
+    """
 
     threshold: float = 0.0
 

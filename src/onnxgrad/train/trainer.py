@@ -26,7 +26,7 @@ from onnxgrad.train.distributed.sharding import BatchSlicer
 from onnxgrad.train.evaluation import Evaluation, Metric
 from onnxgrad.train.fitting import FitOptions, Log, Position, Record, TrainingStoppedError, fit
 from onnxgrad.train.graphs import EvaluationGraph, evaluation_graph, step_graph
-from onnxgrad.train.losses import CrossEntropy, Total
+from onnxgrad.train.losses import Loss, Total
 from onnxgrad.train.optim import Optimizer
 from onnxgrad.train.schedules import Constant, Schedule
 from onnxgrad.train.session import Session
@@ -36,7 +36,7 @@ class Trainer:
     """Trains a model in onnxruntime, and exports it.
 
     `model` is a path, an onnx.ModelProto or an onnx_ir.Model, which is not changed. `loss` is one of onnxgrad.losses or
-    a sum of such, or the name of an output that is the loss. `trainable` names the parameters to train, patterns
+    a sum of such, or the name of a value that is the loss. `trainable` names the parameters to train, patterns
     allowed; by default all. `device` is "cpu" or "cuda", where everything stays on the GPU. A schedule multiplies the
     learning rate. `clip_norm` bounds the norm of the whole gradient, `clip_value` each of its numbers; `accumulate`
     micro-batches are averaged for one update. `seed` decides what Dropout drops.
@@ -145,7 +145,7 @@ class Trainer:
         outputs = {step.loss: self._loss, **{out: gradients[n] for n, out in step.gradients.items()}, **self._following}
         shapes = {str(v.name): None if v.shape is None else list(v.shape) for v in evaluated.model.graph.outputs}
         parts = () if isinstance(loss, str) else loss.parts
-        predicted = [(part, shapes[part.prediction]) for part in parts if isinstance(part, CrossEntropy)]
+        predicted = [(part, shapes[part.prediction]) for part in parts]
         validate = functools.partial(_expect_classes, predicted)
         self._step_session = Session(step.model, inputs, outputs, self._device, validate)
         used = {str(v.name) for v in evaluated.model.graph.inputs}
@@ -395,7 +395,7 @@ def _type_of_output(model: ir.Model, name: str) -> Any:
     return next(v.dtype.numpy() for v in model.graph.outputs if v.name == name and v.dtype is not None)
 
 
-def _expect_classes(predicted: Sequence[tuple[CrossEntropy, Sequence[Any] | None]], batch: Mapping[str, Any]) -> None:
+def _expect_classes(predicted: Sequence[tuple[Loss, Sequence[Any] | None]], batch: Mapping[str, Any]) -> None:
     """Raises if a target of a batch is not a class; with the shape of each loss's prediction."""
     for part, shape in predicted:
         target = batch.get(part.target)
@@ -405,5 +405,5 @@ def _expect_classes(predicted: Sequence[tuple[CrossEntropy, Sequence[Any] | None
             at, expected = wrong
             raise ValueError(
                 f"the batch's {part.target} has the class {target[at]} at {list(at)}, expected {expected}; "
-                f"CrossEntropy(…, ignore_index={target[at]}) leaves it out"
+                f"{type(part).__name__}(…, ignore_index={target[at]}) leaves it out"
             )
