@@ -38,9 +38,7 @@ def to_train_mode(graph: ir.Graph, place: ir.Value | None = None) -> list[Statis
         for number, node in enumerate(dropouts):
             _drop_by_seed(graph, node, seed, number, place)
     for node in list(graph):
-        if not is_standard(node.domain):
-            continue
-        if node.op_type == "BatchNormalization":
+        if _has_running_statistics(node):
             node.attributes["training_mode"] = ir.AttrInt64("training_mode", 1)
             found.append(_ask_for_statistics(graph, node))
     return found
@@ -52,7 +50,7 @@ def to_inference_mode(model: ir.Model) -> None:
     for part in parts:
         opset = part.opset_imports.get("", OLDEST_WITHOUT_IS_TEST)
         for node in list(part.all_nodes()):
-            if is_standard(node.domain) and node.op_type in ("BatchNormalization", "Dropout"):
+            if _has_running_statistics(node) or (node.op_type == "Dropout" and is_standard(node.domain)):
                 _switch_off(node)
                 if opset < OLDEST_WITHOUT_IS_TEST:
                     node.attributes["is_test"] = ir.AttrInt64("is_test", 1)
@@ -145,11 +143,22 @@ def _constant(node: ir.Node, at: int, default: float, what: str) -> float:
     return float(tensor.numpy().item())
 
 
+def _has_running_statistics(node: ir.Node) -> bool:
+    """Whether it is a BatchNormalization that behaves differently in the two modes.
+
+    Where other nodes compute the statistics, as in weight standardization, it does what it says in either mode.
+    """
+    if node.op_type != "BatchNormalization" or not is_standard(node.domain):
+        return False
+    return all(v is not None and v.producer() is None for v in node.inputs[3:5])
+
+
 def _ask_for_statistics(graph: ir.Graph, node: ir.Node) -> Statistics:
     mean, variance = node.inputs[3], node.inputs[4]
     if mean is None or variance is None or not (mean.is_initializer() and variance.is_initializer()):
         raise ValueError(
-            f"BatchNormalization (node {node.name!r}) takes its statistics from other nodes, expected initializers"
+            f"BatchNormalization (node {node.name!r}) takes its statistics from inputs of the model, expected "
+            "initializers"
         )
     if len(node.outputs) < 3:
         node.resize_outputs(3)
