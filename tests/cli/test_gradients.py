@@ -102,7 +102,7 @@ def test_in_another_folder_weights_are_copied_beside_it(path, tmp_path):
 
 def test_weights_within_the_model_stay_within(tmp_path):
     onnx.save(model(), tmp_path / "model.onnx")
-    run("grad", tmp_path / "model.onnx", "-o", tmp_path / "model.onnx", "--of", "loss")
+    run("grad", tmp_path / "model.onnx", "-o", tmp_path / "model.onnx", "--of", "loss", "--overwrite")
     assert names(tmp_path) == ["model.onnx"]
     assert set(gradients(tmp_path / "model.onnx")) == {"loss", "y", "W_grad", "b_grad"}
 

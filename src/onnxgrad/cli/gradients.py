@@ -9,6 +9,7 @@ import click
 from rich.console import Console
 
 from onnxgrad.cli.group import command
+from onnxgrad.cli.overwriting import expect_other_files
 from onnxgrad.cli.tables import described, plain_console, show, size
 
 LARGEST_ERROR = 1e-4  # of a gradient that `check` lets pass
@@ -32,7 +33,10 @@ wrt_option = click.option(
 @of_option
 @wrt_option
 @click.option("--parameters-as-inputs", is_flag=True, help="Make inputs of the initializers differentiated.")
-def grad(model: Path, output: Path, of: Sequence[str], wrt: Sequence[str], parameters_as_inputs: bool) -> None:
+@click.option("--overwrite", is_flag=True, help="Write over MODEL itself, if -o says so.")
+def grad(
+    model: Path, output: Path, of: Sequence[str], wrt: Sequence[str], parameters_as_inputs: bool, overwrite: bool
+) -> None:
     """Add its gradient to MODEL: an output NAME_grad for every input or parameter NAME.
 
     A scalar output is differentiated as it is. For any other the new model has an input that takes the gradient of
@@ -51,6 +55,7 @@ def grad(model: Path, output: Path, of: Sequence[str], wrt: Sequence[str], param
 
     expect_place(output)
     loaded = load(model, "grad")
+    expect_other_files(model, loaded, output, overwrite)
     was = sum(1 for _ in loaded.graph.all_nodes())
     with Console(stderr=True).status("differentiating"):
         draft = prepare(loaded, "grad")

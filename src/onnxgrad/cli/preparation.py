@@ -9,6 +9,7 @@ from typing import Any
 
 from onnxgrad.cli import specs
 from onnxgrad.cli.data import Columns, expect_classes, expect_columns, read_columns, unused, validation
+from onnxgrad.cli.overwriting import expect_other_files
 from onnxgrad.cli.plot import expect_plottable
 from onnxgrad.cli.select import trainable_parameters
 from onnxgrad.cli.training import Options
@@ -47,14 +48,14 @@ class Files:
         if not are_written:
             return files
         named = {"--output": output, "--checkpoint": files.checkpoint, "--metrics": files.metrics, "--plot": files.plot}
-        taken: dict[Path, str] = {options.data.absolute(): "--data"}
+        taken: dict[Path, str] = {options.model.absolute(): "MODEL", options.data.absolute(): "--data"}
         if options.val is not None:
             taken.setdefault(Path(options.val).absolute(), "--val")
         for option, path in named.items():
             if path is None:
                 continue
             other = taken.setdefault(path.absolute(), option)
-            if other != option:
+            if other != option and (other, option) != ("MODEL", "--output"):  # of these the user is asked
                 raise ValueError(f"{option} and {other} are both {str(path)!r}, expected files of their own")
             expect_place(path)
             expect_writable(option, path.parent)
@@ -93,7 +94,9 @@ class Prepared:
 
 def prepare(options: Options, communicator: Any = None) -> Prepared:
     """Reads and checks everything, and makes the trainer."""
-    graph = load(options.model, "train").graph
+    loaded = load(options.model, "train")
+    expect_other_files(options.model, loaded, options.output, options.overwrite)
+    graph = loaded.graph
     outputs = [str(v.name) for v in graph.outputs]
     values = {str(v.name): v for node in graph for v in node.outputs}
     loss = specs.loss(options.loss, outputs, values)

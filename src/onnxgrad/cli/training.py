@@ -83,7 +83,8 @@ class Options:
         "Write the checkpoint within epochs, too, not only after them.", "UPDATES", type=AT_LEAST_1)]
     keep_best: Annotated[bool, option("Write the model of the epoch with the least loss on --val.")]
     resume: Annotated[Path | None, option("Go on from a checkpoint, with the same settings.", "FILE")]
-    overwrite: Annotated[bool, option("Start anew although there is a checkpoint to resume.")]
+    overwrite: Annotated[bool, option(
+        "Start anew although there is a checkpoint to resume; write over MODEL itself, if -o says so.")]
     metrics: Annotated[str | None, option(
         "A line of JSON for every update; by default beside the output; 'none' for none.", "FILE.jsonl")]
     plot: Annotated[str | None, option(

@@ -60,10 +60,10 @@ def save(model: ir.Model, path: Path, source: Path | None) -> list[Path]:
     not written.
     """
     expect_place(path)
-    files = list(dict.fromkeys(Path(t.path) for t in _tensors(model) if isinstance(t, ir.ExternalTensor)))
+    files = weight_files(model)
     inside = sum(t.nbytes for t in _tensors(model) if not isinstance(t, ir.ExternalTensor))
     stay = inside <= LARGEST and source is not None and (not files or path.parent.samefile(source.parent))
-    data = None if stay else f"{path.name}.data"
+    data = None if stay else data_file(path).name
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
         # A model names its files by where they are from its own folder: beside those that stay it is tried out.
         draft = path.parent / f"{Path(folder).name}.onnx" if stay and files else Path(folder) / path.name
@@ -78,6 +78,16 @@ def save(model: ir.Model, path: Path, source: Path | None) -> list[Path]:
         finally:
             draft.unlink(missing_ok=True)
     return [path, *files]
+
+
+def weight_files(model: ir.Model) -> list[Path]:
+    """The files that hold weights of a model, apart from its own."""
+    return list(dict.fromkeys(Path(t.path) for t in _tensors(model) if isinstance(t, ir.ExternalTensor)))
+
+
+def data_file(path: Path) -> Path:
+    """Where the weights of a model at `path` go if they are not in its own file."""
+    return path.with_name(f"{path.name}.data")
 
 
 def _expect_valid(draft: Path, path: Path) -> None:
