@@ -1,8 +1,10 @@
 """Every operator in a session of stock onnxruntime gives the bits of a direct call, on the CPU or the CUDA provider."""
 
+import ctypes
 import subprocess
 import sys
 import threading
+import weakref
 
 import numpy as np
 import onnxruntime
@@ -28,6 +30,7 @@ from onnxgrad.runtime.custom_op import FOUR_BIT_TYPES
 
 pytestmark = needs_provider
 F32 = np.dtype(np.float32)
+GATHER = np.array([40, 64]), np.array([0, 1]), np.ones((2, 64), F32)
 on_the_cpu = pytest.mark.skipif(DEVICE != "cpu", reason="speaks of the CPU alone")
 
 
@@ -92,6 +95,43 @@ def test_plans_that_are_used_once_are_not_kept_for_ever():
             session.run(None, {"a_shape": shape, "b_shape": np.ones(1, np.int64)})
         sizes.append(psutil.Process().memory_info().rss)
     assert sizes[-1] - sizes[0] < 4 * 2**20, sizes
+
+
+@on_the_cpu
+def test_a_plan_lives_as_long_as_its_run(monkeypatch):
+    session = session_of(model_of(gather_grad, GATHER, {}))
+    plans, begun, go_on = [], threading.Event(), threading.Event()
+
+    @ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)
+    def wait(words):
+        begun.set()
+        return -1 if go_on.wait(60) else 0
+
+    def run_with(rows):
+        session.run(None, {"shape": np.array([rows, 64]), "indices": GATHER[1], "dY": GATHER[2]})
+
+    def made(node, key, make=plan.make_plan):
+        result = make(node, key)
+        plans.append(weakref.ref(result))
+        return result
+
+    monkeypatch.setattr(plan, "make_plan", made)
+    for rows in range(2, 260):
+        run_with(rows)
+    kept = len(plans)
+    with monkeypatch.context() as patch:
+        address = ctypes.cast(wait, ctypes.c_void_p).value
+        patch.setattr(plan, "prepare", lambda call: (address, []))
+        long_run = threading.Thread(target=run_with, args=(1000,))
+        long_run.start()
+        assert begun.wait(60)
+    for rows in range(1001, 1300):
+        run_with(rows)
+    assert plans[kept]() is not None
+    go_on.set()
+    long_run.join()
+    assert plans[kept]() is None
+    assert sum(p() is not None for p in plans) == 256
 
 
 @on_the_cpu

@@ -12,6 +12,7 @@ import pytest
 from tests.checks import raises, same_bits
 from tests.train.two_layers import batch, mlp
 
+from onnxgrad.runtime import plan
 from onnxgrad.train import losses, optim, schedules
 from onnxgrad.train.batches import Batches
 from onnxgrad.train.fitting import TrainingStoppedError
@@ -71,6 +72,30 @@ def test_the_log_tells_every_update_and_every_epoch(tmp_path):
     ]
     json.dumps(told)
     assert steps[4]["lr"] == pytest.approx(0.02 * schedules.Cosine(40, warmup=3)(4))
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_while_a_kernel_is_compiled_stops_the_step(kind, monkeypatch, tmp_path):
+    mine, path = trainer(), tmp_path / "run.safetensors"
+    start = {name: array.copy() for name, array in mine.parameters.items()}
+
+    def interrupted(*args):
+        raise kind
+
+    with monkeypatch.context() as patch:
+        patch.setattr(plan, "make_plan", interrupted)
+        for work in (
+            lambda: mine.step(batch(0, 8)),
+            lambda: mine.evaluate([batch(0, 8)]),
+            lambda: mine.fit(data(), checkpoint=path, save_every=1, quiet=True),
+            lambda: mine.fit(Stopping(data(), 0, signal.SIGTERM), checkpoint=path, save_every=1, quiet=True),
+        ):
+            with pytest.raises(kind):
+                work()
+    assert not path.exists() and mine.steps == 0
+    assert all(same_bits(array, start[name]) for name, array in mine.parameters.items())
+    mine.fit(data(), checkpoint=path, quiet=True)
+    assert mine.steps == 7
 
 
 @pytest.mark.parametrize("stop, accumulate", [(0, 1), (6, 1), (4, 3), (9, 3)])

@@ -22,6 +22,7 @@ from onnxgrad.op import operator_of, reference_ops
 from onnxgrad.passes.finish import FINISH
 from onnxgrad.passes.prepare import prepare
 from onnxgrad.rules.contrib_schemas import contrib_ops, fast_gelu, gelu
+from onnxgrad.runtime.interrupts import run
 
 STEP = 1e-5  # for numbers up to 1; in float64 the error of a central difference is then about 1e-10
 # What onnxruntime does not compute in float64 as it should: in float32, with constants of float32,
@@ -194,7 +195,7 @@ def evaluator(model: onnx.ModelProto, new_ops: Sequence[type[OpRun]] = ()) -> Ca
     if not any(node.op_type in FAILING or node.op_type in IMPRECISE for node in model.graph.node):
         session = session_if_possible(model)
     if session is not None:
-        return lambda feeds: list(session.run(None, {n: np.asarray(feeds[n]) for n in names}))
+        return lambda feeds: list(run(session.run, None, {n: np.asarray(feeds[n]) for n in names}))
     ours: list[Any] = [*reference_ops(), *contrib_ops(), Erf, Gelu, Mean, *NORMALIZATIONS, *RECURRENT, *WINDOWS]
     reference = ReferenceEvaluator(_with_named_outputs(model), new_ops=[*new_ops, *ours])
     return lambda feeds: list(reference.run(None, {n: np.asarray(feeds[n]) for n in names}))
@@ -211,7 +212,8 @@ def session_if_possible(model: onnx.ModelProto) -> Any:
     options = register() if has_ours(model) else onnxruntime.SessionOptions()
     options.log_severity_level = 4
     try:
-        return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        serialized = model.SerializeToString()
+        return run(onnxruntime.InferenceSession, serialized, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's errors have no type in common
         if NOT_TAKEN.search(str(error)):
             return None

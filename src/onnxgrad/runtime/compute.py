@@ -14,7 +14,8 @@ from numba.core import cgutils
 
 from onnxgrad.cpu.core.c_calls import INT64, invoke, keep
 from onnxgrad.cpu.core.jit import c_function, inlined, int64, machine_code, native
-from onnxgrad.runtime.api import SLOTS
+from onnxgrad.runtime.api import FAIL, SLOTS
+from onnxgrad.runtime.interrupts import UNANSWERED
 from onnxgrad.runtime.layout import ANSWER, CALL, COPY, KERNEL, MOST_VALUES, OUTPUT, PATCH, PLAN, SCHEDULER
 
 # Sources of a patch: inputs by their numbers, then outputs by theirs, then working memory.
@@ -24,7 +25,7 @@ KEY_ROOM = 1024  # words; a node whose shapes take more is refused
 
 GET_INPUT, GET_OUTPUT = SLOTS["KernelContext_GetInput"], SLOTS["KernelContext_GetOutput"]
 GET_SHAPE, GET_DATA = SLOTS["GetTensorElementTypeAndShapeDataReference"], SLOTS["GetTensorMutableData"]
-PARALLEL_FOR = SLOTS["KernelContext_ParallelFor"]
+PARALLEL_FOR, CREATE_STATUS = SLOTS["KernelContext_ParallelFor"], SLOTS["CreateStatus"]
 
 
 @machine_code
@@ -84,6 +85,24 @@ def stack_words(typing_context: Any, count: Any) -> Any:
         return builder.ptrtoint(words, INT64)
 
     return types.int64(count), generate
+
+
+@machine_code
+def _unanswered_text(typing_context: Any) -> Any:
+    """The address of the sentence, as C has it."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
+        return builder.ptrtoint(context.insert_const_string(builder.module, UNANSWERED), INT64)
+
+    return types.int64(), generate
+
+
+@inlined
+def failure(api_address: int, answer: Any) -> int:
+    """The status of an answer without a result; Python gives neither when a signal's handler raises (interrupts.py)."""
+    if answer.status != 0:
+        return answer.status
+    return invoke(words_at(api_address)[CREATE_STATUS], (int64(FAIL), _unanswered_text()))
 
 
 @inlined
@@ -206,22 +225,13 @@ def _make_calls(kernel: Any, plan: Any, context: int, data: Any, results: Any) -
     return found
 
 
-def _compute(kernel_address: int, context: int) -> int:
-    """KernelComputeV2: 0, or a status of onnxruntime's."""
-    kernel = structure_at(kernel_address, KERNEL, 0)
-    key_address, data_address, answer_address = stack_words(KEY_ROOM), stack_words(MOST_VALUES), stack_words(2)
+@inlined
+def _run_plan(
+    kernel: Any, plan: Any, context: int, key_address: int, length: int, data_address: int, answer_address: int
+) -> int:
+    """0, or a status."""
     results_address, out = stack_words(MOST_VALUES), stack_words(3)
-    key, data, results = words_at(key_address), words_at(data_address), words_at(results_address)
-    answer = structure_at(answer_address, ANSWER, 0)
-    length = _read_inputs(kernel, context, key, data, out)
-    address = _find_plan(kernel, key, length) if length >= 0 else int64(0)
-    if address == 0:
-        answer.plan, answer.status = 0, 0
-        invoke(kernel.prepare, (kernel.number, context, key_address, length, data_address, answer_address))
-        if answer.plan == 0:
-            return answer.status
-        address = answer.plan
-    plan = structure_at(address, PLAN, 0)
+    data, results = words_at(data_address), words_at(results_address)
     status = _make_outputs(kernel, plan, context, results, out)
     if status != 0:
         return status
@@ -229,11 +239,41 @@ def _compute(kernel_address: int, context: int) -> int:
         found = _make_calls(kernel, plan, context, data, results)
     except Exception:  # no memory to work in; a C function that raises would return 0, for success
         found = int64(0)
-    if found >= 0:
-        answer.plan, answer.status = 0, 0
-        invoke(kernel.explain, (kernel.number, context, key_address, length, data_address, answer_address))
-        return answer.status
-    return int64(0)
+    if found < 0:
+        return int64(0)
+    answer = structure_at(answer_address, ANSWER, 0)
+    answer.result, answer.status = 0, 0
+    invoke(kernel.explain, (kernel.number, key_address, length, data_address, answer_address))
+    return failure(kernel.api, answer)
+
+
+def _compute(kernel_address: int, context: int) -> int:
+    """KernelComputeV2: 0, or a status of onnxruntime's."""
+    kernel = structure_at(kernel_address, KERNEL, 0)
+    key_address, data_address, answer_address = stack_words(KEY_ROOM), stack_words(MOST_VALUES), stack_words(2)
+    key, data, answer = words_at(key_address), words_at(data_address), structure_at(answer_address, ANSWER, 0)
+    length = _read_inputs(kernel, context, key, data, stack_words(3))
+    address = _find_plan(kernel, key, length) if length >= 0 else int64(0)
+    if address == 0:
+        answer.result, answer.status = 0, 0
+        invoke(kernel.prepare, (kernel.number, key_address, length, answer_address))
+        if answer.result == 0:
+            return failure(kernel.api, answer)
+        address = answer.result
+    plan = structure_at(address, PLAN, 0)
+    status = _run_plan(kernel, plan, context, key_address, length, data_address, answer_address)
+    if plan.for_one_run != 0:
+        invoke(kernel.release, (kernel.number, address))
+    return status
+
+
+def _compute_in_python(kernel_address: int, context: int) -> int:
+    """KernelComputeV2 for the CUDA provider, where Python launches the kernels."""
+    kernel, answer_address = structure_at(kernel_address, KERNEL, 0), stack_words(2)
+    answer = structure_at(answer_address, ANSWER, 0)
+    answer.result, answer.status = 0, 0
+    invoke(kernel.prepare, (kernel.number, context, answer_address))
+    return int64(0) if answer.result != 0 else failure(kernel.api, answer)
 
 
 def _help(pair_address: int, number: int) -> None:
@@ -255,6 +295,7 @@ def _post(scheduler_address: int, task_loop: int, work: int, count: int) -> None
 
 _word = types.int64
 compiled_compute = c_function(_word(_word, _word))(_compute)
+compiled_compute_in_python = c_function(_word(_word, _word))(_compute_in_python)
 compiled_help = c_function(types.void(_word, _word))(_help)
 compiled_post = c_function(types.void(_word, _word, _word, _word))(_post)
 

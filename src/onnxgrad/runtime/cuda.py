@@ -12,7 +12,7 @@ import numpy as np
 from onnxgrad import arguments
 from onnxgrad.runtime import kernels
 from onnxgrad.runtime.api import Api
-from onnxgrad.runtime.layout import KERNEL, offset_of
+from onnxgrad.runtime.interrupts import answer, callback
 from onnxgrad.schema import Known
 from onnxgrad.tensor_types import Array
 
@@ -24,7 +24,6 @@ FUNCTIONS = (
     "GetTensorMutableData", "KernelContext_GetGPUComputeStream",
 )  # fmt: skip
 _word = ctypes.c_int64
-NUMBER = offset_of(KERNEL, "number")
 
 
 class _Call:
@@ -91,14 +90,15 @@ class _Pool:
 _pools: "weakref.WeakValueDictionary[int, _Pool]" = weakref.WeakValueDictionary()
 
 
-@ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
-def compute_on_cuda(kernel_address: int, context: int) -> int | None:
-    """KernelComputeV2 for the CUDA provider."""
-    kernel = kernels.find(_word.from_address(kernel_address + NUMBER).value)
-    return kernels.guarded(lambda: _run(kernel, context), kernel.api, kernel.node.name) or None
+@callback(ctypes.CFUNCTYPE(None, _word, _word, _word))
+def compute_on_cuda(number: int, context: int, at: int) -> None:
+    """Runs a node."""
+    kernel = kernels.find(number)
+    answer(at, lambda: _run(kernel, context), kernel.api, kernel.node.name)
 
 
-def _run(kernel: kernels.Kernel, context: int) -> None:
+def _run(kernel: kernels.Kernel, context: int) -> int:
+    """1 when all is launched."""
     import torch
 
     index = torch._C._cuda_getDevice()
@@ -113,10 +113,11 @@ def _run(kernel: kernels.Kernel, context: int) -> None:
     outputs = call.outputs(ort, context, torch.device("cuda", index))
     if torch._C._cuda_getCurrentRawStream(index) == stream:  # whoever runs the session gave it this stream of torch's
         _launch(kernel.node.op, call, outputs, index)
-        return
+        return 1
     pool = _pool_of(kernel, stream)
     with pool.lock, torch.cuda.stream(pool.stream), torch.cuda.use_mem_pool(pool.memory):
         _launch(kernel.node.op, call, outputs, index)
+    return 1
 
 
 def _launch(op: Any, call: _Call, outputs: list[Any], index: int) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from onnxgrad.op import Op
 from onnxgrad.runtime.api import VERSION
 from onnxgrad.runtime.kernels import outlive_python
+from onnxgrad.runtime.layout import OPERATOR
 
 # onnxruntime's numbers of the element types. It has no complex tensors; and int2 and uint2 are not offered, since its
 # versions do not agree on their numbers: 26 and 25 in 1.25, 25 and 24 in 1.31, where 26 is something else.
@@ -21,28 +22,6 @@ FOUR_BIT_TYPES = ("uint4", "int4", "float4e2m1")  # two in a byte: see packed.py
 REQUIRED, OPTIONAL = 0, 1
 ON_DEVICE, ON_HOST = 0, -2  # OrtMemTypeDefault, OrtMemTypeCPUInput
 ANY_VERSION = 2**31 - 1
-
-_pointer, _int, _size = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
-_at = ctypes.CFUNCTYPE(_int, _pointer, _size)
-_number = ctypes.CFUNCTYPE(_int, _pointer)
-_count = ctypes.CFUNCTYPE(_size, _pointer)
-_text = ctypes.CFUNCTYPE(_pointer, _pointer)
-CREATE = ctypes.CFUNCTYPE(_pointer, _pointer, _pointer, _pointer, ctypes.POINTER(_pointer))
-
-
-_FUNCTIONS = (
-    "CreateKernel", "GetName", "GetExecutionProviderType", "GetInputType", "GetInputTypeCount", "GetOutputType",
-    "GetOutputTypeCount", "KernelCompute", "KernelDestroy", "GetInputCharacteristic", "GetOutputCharacteristic",
-    "GetInputMemoryType", "GetVariadicInputMinArity", "GetVariadicInputHomogeneity", "GetVariadicOutputMinArity",
-    "GetVariadicOutputHomogeneity", "CreateKernelV2", "KernelComputeV2", "InferOutputShapeFn", "GetStartVersion",
-    "GetEndVersion", "GetMayInplace", "ReleaseMayInplace", "GetAliasMap", "ReleaseAliasMap",
-)  # fmt: skip
-
-
-class OrtCustomOp(ctypes.Structure):
-    """The C struct, in its order; functions are addresses, so that they may be Python's, Numba's or C's."""
-
-    _fields_ = (("version", ctypes.c_uint32), *((name, _pointer) for name in _FUNCTIONS))
 
 
 class Overload(NamedTuple):
@@ -80,52 +59,30 @@ _by_address: dict[int, Overload] = {}
 
 
 def overload_at(address: int) -> Overload:
-    """The overload that a struct describes."""
+    """The overload that a layout.OPERATOR describes."""
     return _by_address[address]
 
 
-def _input_type(address: int, position: int) -> int:
-    overload = _by_address[address]
-    return ELEMENT_TYPES[overload.types[overload.op.inputs[position].constraint.name]]
+def describe(overload: Overload, create: int, compute: int, destroy: int) -> int:
+    """The address of a layout.OPERATOR for it, which stays; `create` is called by the native CreateKernelV2."""
+    from onnxgrad.runtime.native_op import ANSWERS  # imported here because it loads Numba
 
-
-def _output_type(address: int, position: int) -> int:
-    overload = _by_address[address]
-    return ELEMENT_TYPES[overload.types[overload.op.outputs[position].constraint.name]]
-
-
-def _input_memory(address: int, position: int) -> int:
-    overload = _by_address[address]
-    on_host = overload.op.inputs[position].constraint.on_host and overload.provider != b"CPUExecutionProvider"
-    return ON_HOST if on_host else ON_DEVICE
-
-
-_CALLBACKS: dict[str, Any] = {
-    "GetName": _text(lambda at: ctypes.addressof(_by_address[at].name)),
-    "GetExecutionProviderType": _text(lambda at: ctypes.addressof(_by_address[at].provider_name)),
-    "GetInputType": _at(_input_type),
-    "GetInputTypeCount": _count(lambda at: len(_by_address[at].op.inputs)),
-    "GetOutputType": _at(_output_type),
-    "GetOutputTypeCount": _count(lambda at: len(_by_address[at].op.outputs)),
-    "GetInputCharacteristic": _at(lambda at, i: OPTIONAL if _by_address[at].op.inputs[i].optional else REQUIRED),
-    "GetOutputCharacteristic": _at(lambda at, i: OPTIONAL if _by_address[at].op.outputs[i].optional else REQUIRED),
-    "GetInputMemoryType": _at(_input_memory),
-    "GetVariadicInputMinArity": _number(lambda at: 0),
-    "GetVariadicInputHomogeneity": _number(lambda at: 0),
-    "GetVariadicOutputMinArity": _number(lambda at: 0),
-    "GetVariadicOutputHomogeneity": _number(lambda at: 0),
-    "GetStartVersion": _number(lambda at: _by_address[at].op.version),
-    "GetEndVersion": _number(lambda at: ANY_VERSION),
-}
-
-
-def describe(overload: Overload, create: Any, compute: int, destroy: int) -> int:
-    """The address of a struct for it, which stays."""
-    struct = OrtCustomOp(version=VERSION, KernelComputeV2=compute, KernelDestroy=destroy)
-    struct.CreateKernelV2 = ctypes.cast(create, _pointer).value
-    for name, callback in _CALLBACKS.items():
-        setattr(struct, name, ctypes.cast(callback, _pointer).value)
-    address = ctypes.addressof(struct)
+    op, memory = overload.op, np.zeros((), OPERATOR)
+    memory["version"], memory["KernelComputeV2"], memory["KernelDestroy"] = VERSION, compute, destroy
+    for name, function in ANSWERS.items():
+        memory[name] = function.address
+    memory["name"], memory["provider"] = map(ctypes.addressof, (overload.name, overload.provider_name))
+    memory["inputs"], memory["outputs"] = len(op.inputs), len(op.outputs)
+    memory["first_version"], memory["last_version"], memory["create"] = op.version, ANY_VERSION, create
+    for k, entry in enumerate(op.inputs):
+        memory["input_type"][k] = ELEMENT_TYPES[overload.types[entry.constraint.name]]
+        memory["input_optional"][k] = OPTIONAL if entry.optional else REQUIRED
+        on_host = entry.constraint.on_host and overload.provider != b"CPUExecutionProvider"
+        memory["input_memory"][k] = ON_HOST if on_host else ON_DEVICE
+    for k, output in enumerate(op.outputs):
+        memory["output_type"][k] = ELEMENT_TYPES[overload.types[output.constraint.name]]
+        memory["output_optional"][k] = OPTIONAL if output.optional else REQUIRED
+    address = int(memory.ctypes.data)
     _by_address[address] = overload
-    outlive_python(struct)
+    outlive_python(memory)
     return address

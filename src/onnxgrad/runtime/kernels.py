@@ -2,15 +2,13 @@
 
 import ctypes
 import threading
-from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from onnxgrad.op import Op
-from onnxgrad.runtime.api import FAIL, INVALID_ARGUMENT, Api
+from onnxgrad.runtime.api import Api
 from onnxgrad.tensor_types import Array
 
 
@@ -32,8 +30,8 @@ class Kernel:
     api: Api
     memory: Array
     plans: list[Any] = field(default_factory=list)
-    # Plans past the limit are used once. The last ones stay for the runs that have just been handed them.
-    passing_plans: deque[Any] = field(default_factory=lambda: deque(maxlen=256))
+    # Plans past the limit are for one run, which gives them back; by their addresses.
+    passing_plans: dict[int, Any] = field(default_factory=dict)
     # On CUDA: what was found out about inputs that look the same, and the memory pools of its session's streams.
     calls: dict[Any, Any] = field(default_factory=dict)
     pools: dict[int, Any] = field(default_factory=dict)
@@ -72,13 +70,3 @@ def add(kernel: Kernel) -> int:
 def find(number: int) -> Kernel:
     """The kernel of that number."""
     return _kernels[number]
-
-
-def guarded(function: Callable[[], None], api: Api, name: str) -> int:
-    """Runs a function of ours; 0, or its error as a status that names the node. No exception crosses the boundary."""
-    try:
-        function()
-    except Exception as error:
-        code = INVALID_ARGUMENT if isinstance(error, (ValueError, TypeError, IndexError)) else FAIL
-        return api.status(f"{error} (node {name!r})" if name else str(error), code)
-    return 0

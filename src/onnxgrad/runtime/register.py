@@ -11,15 +11,19 @@ from onnxgrad.op import OPERATORS
 from onnxgrad.runtime import api as ort
 from onnxgrad.runtime import kernels
 from onnxgrad.runtime.api import Api, api_at
-from onnxgrad.runtime.custom_op import CREATE, describe, overload_at, overloads_of
-from onnxgrad.runtime.layout import ANSWER, KERNEL, structure_at
+from onnxgrad.runtime.custom_op import describe, overload_at, overloads_of
+from onnxgrad.runtime.interrupts import answer, callback, note, run
+from onnxgrad.runtime.layout import KERNEL
 from onnxgrad.schema import Attribute
 from onnxgrad.tensor_types import Array
 
 MOST_PLANS = 256  # kept for one node; with still more shapes Python is asked every time
 CPU, CUDA = b"CPUExecutionProvider", b"CUDAExecutionProvider"
-_WORD = ctypes.c_int64
-ASK = ctypes.CFUNCTYPE(None, *[_WORD] * 6)
+
+
+def _of_words(count: int) -> Any:
+    """The type of a C function of so many machine words."""
+    return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * count)
 
 
 def register(options: Any = None) -> Any:
@@ -41,13 +45,8 @@ def register(options: Any = None) -> Any:
     library, path = bridge()
     with kernels.lock:
         library.onnxgrad_set_hook(_hook)
-        options.register_custom_ops_library(path)
-        if _failures:
-            raise _failures.pop()
+        run(options.register_custom_ops_library, path)
     return options
-
-
-_failures: list[Exception] = []
 
 
 @functools.cache
@@ -64,13 +63,11 @@ def _domains(api_address: int) -> list[int]:
     """The domains with all operators, made once for each onnxruntime in the process."""
     import onnxruntime
 
-    from onnxgrad.runtime.compute import compiled_compute
+    from onnxgrad.runtime.compute import compiled_compute, compiled_compute_in_python
 
     computes = {CPU: int(compiled_compute.address)}
     if CUDA.decode() in onnxruntime.get_available_providers():
-        from onnxgrad.runtime.cuda import compute_on_cuda
-
-        computes[CUDA] = _address_of(compute_on_cuda)
+        computes[CUDA] = int(compiled_compute_in_python.address)
     api, domains = api_at(api_address), {}
     destroy = _address_of(bridge()[0].onnxgrad_drop_kernel)
     for op in OPERATORS.values():
@@ -83,7 +80,7 @@ def _domains(api_address: int) -> list[int]:
             # that has no kernel for CUDA runs there too.
             belongs = provider == CPU or (not op.on_host_only and op.has_kernel("cuda"))
             for overload in overloads_of(op, provider) if belongs else ():
-                address = describe(overload, _create, compute, destroy)
+                address = describe(overload, _address_of(_create), compute, destroy)
                 _check(api, api.call("CustomOpDomain_Add", domains[op.domain], address))
     return [int(domain.value or 0) for domain in domains.values()]
 
@@ -94,7 +91,7 @@ def _check(api: Api, status: int) -> None:
         raise RuntimeError("onnxruntime rejects onnxgrad's operators: install onnxruntime 1.25 or newer")
 
 
-@ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+@callback(ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p))
 def _hook(options: int, base: int) -> int | None:
     """Called within register_custom_ops_library."""
     try:
@@ -105,14 +102,14 @@ def _hook(options: int, base: int) -> int | None:
         api = api_at(address)
         for domain in _domains(address):
             _check(api, api.call("AddCustomOpDomain", options, domain))
-    except Exception as error:  # it must not cross the boundary
-        _failures.append(error)
+    except BaseException as error:  # it must not cross the boundary
+        note(error)
     return None
 
 
-@CREATE
-def _create(op_address: int, api_address: int, info: int, out: Any) -> int | None:
-    """CreateKernelV2: called once for each node of a session."""
+@callback(_of_words(4))
+def _create(op_address: int, api_address: int, info: int, at: int) -> None:
+    """Makes the kernel of a node: called once for each node of a session."""
     from onnxgrad.cpu.core.threads import get_num_threads
     from onnxgrad.runtime import compute
 
@@ -120,7 +117,7 @@ def _create(op_address: int, api_address: int, info: int, out: Any) -> int | Non
     op = overload.op
     name = api.text("KernelInfo_GetNodeName", info)
 
-    def make() -> None:
+    def make() -> int:
         attributes = {a.name: _read_attribute(api, info, a) for a in op.attributes}
         count = ctypes.c_size_t(0)
         api.call("KernelInfo_GetOutputCount", info, ctypes.byref(count))
@@ -131,14 +128,19 @@ def _create(op_address: int, api_address: int, info: int, out: Any) -> int | Non
         memory = np.zeros((), KERNEL)
         memory["api"], memory["inputs"], memory["outputs"] = api_address, len(op.inputs), len(op.outputs)
         memory["prepare"], memory["explain"] = _address_of(_prepare), _address_of(_explain)
+        memory["release"] = _address_of(_release)
+        if overload.provider == CUDA:
+            from onnxgrad.runtime.cuda import compute_on_cuda
+
+            memory["prepare"] = _address_of(compute_on_cuda)
         memory["post"] = compute.compiled_post.address
         memory["threads"] = compute.threads_word(get_num_threads())
         for k, entry in enumerate(op.inputs):
             memory["host"][k] = node.dtypes[k].itemsize if entry.constraint.on_host else 0
         memory["number"] = kernels.add(kernels.Kernel(node, api, memory))
-        out[0] = int(memory.ctypes.data)
+        return int(memory.ctypes.data)
 
-    return kernels.guarded(make, api, name) or None
+    answer(at, make, api, name)
 
 
 def _address_of(callback: Any) -> int:
@@ -185,15 +187,15 @@ def _read_strings(api: Api, info: int, name: ctypes.c_char_p, default: Any) -> A
     return values
 
 
-@ASK
-def _prepare(number: int, context: int, key: int, length: int, data: int, answer: int) -> None:
+@callback(_of_words(4))
+def _prepare(number: int, key: int, length: int, at: int) -> None:
     """Makes a plan for inputs of shapes not seen before."""
     from onnxgrad.runtime import compute
     from onnxgrad.runtime.plan import make_plan
 
-    kernel, answers = kernels.find(number), structure_at(answer, ANSWER)
+    kernel = kernels.find(number)
 
-    def make() -> None:
+    def make() -> int:
         if length < 0:
             raise ValueError(f"{kernel.node.op.name}: its shapes take more than {compute.KEY_ROOM} numbers")
         plan = make_plan(kernel.node, list((ctypes.c_int64 * length).from_address(key)))
@@ -203,21 +205,28 @@ def _prepare(number: int, context: int, key: int, length: int, data: int, answer
                 plan.memory["next"] = kernel.memory["plan"]
                 kernel.memory["plan"] = plan.address
             else:
-                kernel.passing_plans.append(plan)
-        answers["plan"] = plan.address
+                plan.memory["for_one_run"] = 1
+                kernel.passing_plans[plan.address] = plan
+        return plan.address
 
-    answers["status"] = kernels.guarded(make, kernel.api, kernel.node.name)
+    answer(at, make, kernel.api, kernel.node.name)
 
 
-@ASK
-def _explain(number: int, context: int, key: int, length: int, data: int, answer: int) -> None:
+@callback(_of_words(2))
+def _release(number: int, address: int) -> None:
+    """Frees a plan that was for one run, which is done."""
+    del kernels.find(number).passing_plans[address]
+
+
+@callback(_of_words(5))
+def _explain(number: int, key: int, length: int, data: int, at: int) -> None:
     """Runs a node again that found bad values, in Python, for the sentence."""
     from onnxgrad.runtime.plan import read_key
 
-    kernel, answers = kernels.find(number), structure_at(answer, ANSWER)
+    kernel = kernels.find(number)
     node = kernel.node
 
-    def run() -> None:
+    def explain() -> int:
         shapes, contents = read_key(node, list((ctypes.c_int64 * length).from_address(key)))
         addresses = (ctypes.c_int64 * len(shapes)).from_address(data)
         inputs = []
@@ -229,7 +238,7 @@ def _explain(number: int, context: int, key: int, length: int, data: int, answer
         node.op(*inputs, **node.attributes)
         raise MemoryError(f"{node.op.name}: there was not enough memory to run it")
 
-    answers["status"] = kernels.guarded(run, kernel.api, node.name)
+    answer(at, explain, kernel.api, node.name)
 
 
 def _array_at(address: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:

@@ -7,6 +7,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.cpu.core.threads import get_num_threads
+from onnxgrad.runtime.interrupts import run
 from onnxgrad.runtime.register import register
 from onnxgrad.tensor_types import Array
 from onnxgrad.train.batches import BatchChecker
@@ -46,7 +47,8 @@ class Session:
         values = {name: _ort_value(array) for name, array in weights.items()}
         options.add_external_initializers(list(values), list(values.values()))
         providers = list(device.providers)
-        self._session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=providers)
+        serialized = proto.SerializeToString()
+        self._session = run(onnxruntime.InferenceSession, serialized, options, providers=providers)
         if device.name == "cuda" and "CUDAExecutionProvider" not in self._session.get_providers():
             raise RuntimeError(
                 "Trainer: onnxruntime could not start its CUDA provider: its warnings say which library is missing"
@@ -93,7 +95,7 @@ class Session:
             self._bind_input(name, array)
         for name in self._free:
             self._binding.bind_output(name, "cpu")
-        self._session.run_with_iobinding(self._binding)
+        run(self._session.run_with_iobinding, self._binding)
         if not self._free:
             return {}
         values = self._binding.get_outputs()
