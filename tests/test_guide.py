@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import onnxgrad
-from onnxgrad.rules import RULES, load_rules
+from onnxgrad.rules import RULES
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -24,7 +24,6 @@ BLOCKS = re.compile(r"```python\n(.*?)```\n(?:\n```\n(.*?)```\n)?", re.S)
 @pytest.fixture
 def rules():
     """The guide adds some."""
-    load_rules()
     before = dict(RULES)
     yield
     RULES.clear()

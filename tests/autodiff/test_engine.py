@@ -1,5 +1,8 @@
 """gradient()'s own behaviour: what is differentiated, what comes out under which names, and what is refused."""
 
+import subprocess
+import sys
+
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -9,7 +12,7 @@ from tests.gradients import evaluate
 
 import onnxgrad
 from onnxgrad.autodiff.engine import NoRuleError
-from onnxgrad.rules import RULES, load_rules, op
+from onnxgrad.rules import RULES, op
 
 HEADER = '<ir_version: 9, opset_import: ["" : 18]>\n'
 RNG = np.random.default_rng(0)
@@ -285,11 +288,23 @@ def test_mixed_precision():
 
 @pytest.fixture
 def forget_rules():
-    load_rules()
     before = dict(RULES)
     yield
     RULES.clear()
     RULES.update(before)
+
+
+def test_a_rule_for_an_operator_that_has_one_takes_its_place():
+    """In a process of its own: it is the first that uses onnxgrad's rules."""
+    code = """
+import numpy as np, onnx.parser, onnxgrad
+onnxgrad.vjp("Exp", input=lambda g, n: g + n.output)
+text = '<ir_version: 9, opset_import: ["" : 18]> g (float[2] x) => (float[2] y) { y = Exp(x) }'
+made = onnxgrad.gradient(onnx.parser.parse_model(text), "x")
+print([node.op_type for node in made.graph.node])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "['Exp', 'Add']\n"
 
 
 CUSTOM = """g (float[2] x, float[2] z) => (float[2] y) {

@@ -13,7 +13,7 @@ from tests.gradients import evaluate
 
 import onnxgrad
 from onnxgrad.autodiff.engine import NoRuleError
-from onnxgrad.rules import RULES, load_rules, op
+from onnxgrad.rules import RULES, op
 
 RNG = np.random.default_rng(0)
 
@@ -219,7 +219,6 @@ def branching(condition_of: str = "flag") -> onnx.ModelProto:
 
 
 def test_what_a_branch_reads_from_outside_counts():
-    load_rules()
     if ("", "If") in RULES:
         pytest.skip("If has a rule")
     for wrt in ("x", "z"):
@@ -248,7 +247,6 @@ def test_a_branch_beside_the_way():
 
 @pytest.fixture
 def forget_rules():
-    load_rules()
     before = dict(RULES)
     yield
     RULES.clear()

@@ -6,7 +6,7 @@ import pytest
 from onnx import helper
 
 import onnxgrad
-from onnxgrad.rules import RULES, load_rules
+from onnxgrad.rules import RULES
 
 RNG = np.random.default_rng(5)
 
@@ -44,7 +44,6 @@ COSINES = {"cos": numbers(6, 4), "sin": numbers(6, 4)}
     ids=lambda x: x if isinstance(x, str) else "",
 )
 def test_what_onnx_defines_by_other_operators(op_type, inputs, attributes):
-    load_rules()
     assert ("", op_type) not in RULES, "it has a rule now, which wants tests of its own"
     model = model_of(op_type, inputs, 1, attributes, 23)
     smooth = [name for name, a in inputs.items() if a.dtype.kind == "f"]

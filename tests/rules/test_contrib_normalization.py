@@ -4,9 +4,6 @@ import numpy as np
 import pytest
 from tests.gradients import check_rule
 
-from onnxgrad.rules import load_rules
-
-load_rules()  # which tells onnx of these operators
 RNG = np.random.default_rng(5)
 X = RNG.standard_normal((2, 3, 4))
 SKIP = "SkipLayerNormalization"

@@ -7,9 +7,7 @@ import pytest
 from tests.gradients import check_rule, evaluate, model_of_node
 
 import onnxgrad
-from onnxgrad.rules import load_rules
 
-load_rules()
 RNG = np.random.default_rng(5)
 LAYER, SIMPLIFIED = "LayerNormalizationGrad", "SimplifiedLayerNormalizationGrad"
 

@@ -8,9 +8,7 @@ from torch.nn import functional
 
 import onnxgrad
 from onnxgrad.autodiff.engine import NoRuleError
-from onnxgrad.rules import load_rules
 
-load_rules()
 RNG = np.random.default_rng(5)
 IMAGE = (2, 4, 3, 3)
 CASES = {

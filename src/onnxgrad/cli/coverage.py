@@ -38,9 +38,8 @@ def short_types(op: Op[..., Any]) -> str:
 
 def rules() -> list[RuleRow]:
     """Every operator with a gradient rule, ONNX's own first, by name."""
-    from onnxgrad.rules import RULES, load_rules, nondiff, todo
+    from onnxgrad.rules import RULES, nondiff, todo
 
-    load_rules()
     rows = []
     for (domain, name), rule in sorted(RULES.items()):
         none = [i for i, f in rule.by_input.items() if f is nondiff]

@@ -15,7 +15,6 @@ from onnxgrad.passes.infer import infer
 from onnxgrad.passes.name_nodes import name_nodes
 from onnxgrad.passes.resolve_sequences import resolve_sequences
 from onnxgrad.passes.weights_aside import weights_aside
-from onnxgrad.rules import load_rules
 from onnxgrad.rules.registry import RULES
 
 OLDEST_OPSET = 18  # the oldest that the functions of our operators are written for; older models are converted
@@ -94,5 +93,4 @@ PREPARE: list[Pass] = [
 
 def prepare(model: ir.Model, caller: str) -> Draft:
     """A draft of the model, which may be changed, to be differentiated."""
-    load_rules()  # an operator without a rule is replaced by its definition
     return Draft(model, caller).run(PREPARE)

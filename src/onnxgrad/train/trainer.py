@@ -302,6 +302,7 @@ class Trainer:
             "optimizer": self.optimizer.name, "place": None if self._position is None else asdict(self._position),
         }  # fmt: skip
         with self.ranks.together():
+            self.ranks.meet()
             arrays = self._arrays(self._waiting)
             self.ranks.on_first(lambda: write_checkpoint(Path(path), self._on_host(arrays), facts))
 

@@ -323,6 +323,19 @@ def raising(communicator, folder):
     mine.step(good())
 
 
+def leaving(communicator, folder, who=1):
+    """A rank that ends without an error while the others go on."""
+    mine = trainer("adam", communicator=communicator, shard_optimizer=True)
+    mine.step(good())
+    if communicator.rank == who:
+        sys.exit()
+    mine.save(folder / "left.safetensors") if who else mine.step(good())
+
+
+def first_leaving(communicator, folder):
+    leaving(communicator, folder, 0)
+
+
 def endless(communicator, folder):
     """Trains until somebody ends it."""
     mine = trainer("adam", communicator=communicator)
@@ -339,7 +352,7 @@ def endless(communicator, folder):
     mine.fit(forever(), quiet=True, checkpoint=folder / "run.safetensors", log=at_work)
 
 
-PROGRAMS = {f.__name__: f for f in (curves, problems, parts_and_again, raising, endless)}
+PROGRAMS = {f.__name__: f for f in (curves, problems, parts_and_again, raising, leaving, first_leaving, endless)}
 
 
 def main():

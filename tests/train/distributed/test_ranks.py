@@ -171,6 +171,22 @@ def test_a_rank_that_raises_ends_the_others(folder):
     assert "has died" not in errors
 
 
+@pytest.mark.parametrize("program, rank", [("leaving", 1), ("first_leaving", 0)])
+def test_a_rank_that_ends_before_the_others_ends_them(program, rank, folder):
+    with start(3, program, folder) as process:
+        try:
+            _, errors = process.communicate(timeout=100)
+        finally:
+            process.terminate()
+    assert process.returncode != 0
+    told = (
+        f"onnxgrad.train.distributed.ranks.RankError: rank {rank} ended, by sys.exit() perhaps, before the others were "
+        "done: every rank has to call the same methods of the trainer"
+    )
+    assert errors.splitlines().count(told) == 1
+    assert "has died" not in errors
+
+
 def wait_for_work(process):
     assert process.stdout.readline() == "at work\n", process.communicate(timeout=SECONDS)[1]
 

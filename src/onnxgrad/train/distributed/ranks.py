@@ -4,6 +4,7 @@ All messages go through the communicator of mpi4py that the trainer was given. N
 gathered from all ranks and summed in their order by each of them, so that every rank decides the same.
 """
 
+import atexit
 import contextlib
 import os
 import pickle
@@ -23,6 +24,8 @@ from onnxgrad.train.interruption import SIGNALS, Interruption
 
 R = TypeVar("R")
 ERROR = 1  # exit code of a rank that failed
+FINE, FAILED, ENDED = range(3)  # what a rank says of itself whenever all ranks meet
+ROOM = 7  # numbers of a rank that are gathered together with its state
 
 
 class RankError(RuntimeError):
@@ -76,6 +79,9 @@ class SingleProcess:
             raise error
         return [value]
 
+    def meet(self) -> None:
+        """Waits for all ranks; if one has ended, all others raise an error. What ranks do together begins with it."""
+
     def broadcast(self, array: Array) -> None:
         """Overwrites the array with that of rank 0."""
 
@@ -104,10 +110,12 @@ class Ranks(SingleProcess):
         self.is_first = self.rank == 0
         self.group = groups.join(self._all_reduce_within_graph)
         self._stop: str | None = None
+        self._ended: list[int] = []  # ranks that ended before the others
         self._machine = self._world.Split_type(MPI.COMM_TYPE_SHARED)
         self._watchdog = Watchdog(self._machine, self.rank)
         self._share_cores()
         self._end_with_errors()
+        atexit.register(self._end, os.getpid())  # which comes before MPI's own end
 
     def are_those_of(self, communicator: Any) -> bool:
         """Whether it has the same processes, in the same order."""
@@ -128,12 +136,39 @@ class Ranks(SingleProcess):
 
     def all_gather_numbers(self, numbers: Sequence[float], error: Exception | None = None) -> Array:
         """A row of numbers from each rank; an error of one rank is raised by all."""
-        mine = np.array([error is not None, *numbers], np.float64)
-        rows = np.empty((self.size, len(mine)))
-        self._world.Allgather(mine, rows)
-        if rows[:, 0].any():
-            raise self._common_error(error, np.flatnonzero(rows[:, 0]))
-        return rows[:, 1:]
+        fit = len(numbers) <= ROOM
+        met = self._meet(FINE if error is None else FAILED, numbers if fit else ())
+        if (met[:, 0] == FAILED).any():
+            raise self._common_error(error, np.flatnonzero(met[:, 0]))
+        if fit:
+            return met[:, 1 : 1 + len(numbers)]
+        rows = np.empty((self.size, len(numbers)))
+        self._world.Allgather(np.array(numbers, np.float64), rows)
+        return rows
+
+    def meet(self) -> None:
+        self._meet(FINE)
+
+    def _meet(self, state: int, numbers: Sequence[float] = ()) -> Array:
+        """A state and up to ROOM numbers from each rank.
+
+        A rank that ends takes part in it, whatever the others are about to do, and they learn that it has ended instead
+        of waiting for it.
+        """
+        if not self._ended:
+            mine = np.zeros(1 + ROOM)
+            mine[: 1 + len(numbers)] = state, *numbers
+            met = np.empty((self.size, 1 + ROOM))
+            self._world.Allgather(mine, met)
+            self._ended = np.flatnonzero(met[:, 0] == ENDED).tolist()
+        if self._ended and state != ENDED:
+            raise on_every_rank(
+                RankError(
+                    f"{_ranks(self._ended)} ended, by sys.exit() perhaps, before the others were done: every rank has "
+                    "to call the same methods of the trainer"
+                )
+            )
+        return met
 
     def _common_error(self, mine: Exception | None, failed: Array) -> BaseException:
         """The error that this rank raises: its own if all ranks have one, else that of the first, with its rank."""
@@ -183,6 +218,7 @@ class Ranks(SingleProcess):
             yield found[0]
 
     def on_first(self, work: Callable[[], R]) -> R:
+        self.meet()
         result: Any = None
         error: Exception | None = None
         if self.is_first:
@@ -210,6 +246,7 @@ class Ranks(SingleProcess):
 
     def expect_same_bits(self, digests: Sequence[int], names: Sequence[str], when: str) -> None:
         """Raises one sentence that names the first array whose digest is not that of rank 0."""
+        self.meet()
         rows = np.empty((self.size, len(digests)), np.uint32)
         self._world.Allgather(np.array(digests, np.uint32), rows)
         differs = rows != rows[0]
@@ -288,16 +325,21 @@ class Ranks(SingleProcess):
         self._world.Abort(ERROR)
 
     def _end_with_errors(self) -> None:
-        """Has an uncaught error end all ranks, instead of leaving the others waiting; rank 0 prints it."""
+        """Has an uncaught error end all ranks, instead of leaving the others waiting; one rank prints it."""
         before = sys.excepthook
 
         def end(kind: type[BaseException], error: BaseException, at: Any) -> None:
             if not getattr(error, "raised_on_every_rank", False):
                 self.abort(error)
-            elif self.is_first:
+            elif self.rank == next(rank for rank in range(self.size) if rank not in self._ended):
                 before(kind, error, at)
 
         sys.excepthook = end
+
+    def _end(self, process: int) -> None:
+        """When Python ends: tells ranks that are not at their end, and wait for this one in what they do together."""
+        if os.getpid() == process and not self._ended and not self._mpi.Is_finalized():
+            self._meet(ENDED)
 
 
 _known: list[Ranks] = []
