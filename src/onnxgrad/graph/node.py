@@ -57,6 +57,12 @@ class NodeView:
         value = self.node.inputs[k] if k < len(self.node.inputs) else None
         return None if value is None else self.builder.tensor(value)
 
+    @property
+    def torch_op(self) -> str:
+        """The PyTorch operation that it was exported from (`aten.clamp.default`), if torch's exporter has noted it."""
+        hierarchy = self.node.metadata_props.get("pkg.torch.onnx.class_hierarchy", "")
+        return hierarchy.strip("[]").rpartition(", ")[2].strip("'\"")
+
     def result(self, k: int) -> Tensor:
         """The k-th output."""
         self.builder.ask_for_outputs(self.node, k + 1)

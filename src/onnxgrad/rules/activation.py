@@ -1,5 +1,7 @@
 """Activation functions. Where one has a kink, its gradient there is PyTorch's."""
 
+import onnx_ir as ir
+
 from onnxgrad.domains import MICROSOFT
 from onnxgrad.graph.broadcast import sum_to_shape
 from onnxgrad.graph.node import NodeView
@@ -77,9 +79,38 @@ vjp("Softsign", input=_softsign)
 
 def _clip(g: Tensor, n: NodeView) -> Tensor:
     x, low, high = n.input, n.min, n.max
+    if _is_hard_tanh(n):
+        inside = op.ReluGrad(g, n.output) if _bound(low) == 0 else only_where(n.output > low, g)
+        return only_where(n.output < high, inside)
     if low is None or high is None or _in_order(low, high):
         return only_where(x.equals(n.output), g)
     return only_where((x >= low) & (x <= high), g)
+
+
+def _is_hard_tanh(n: NodeView) -> bool:
+    """Whether it is PyTorch's hardtanh or relu6, which are flat at their bounds, and not its clamp, which is not.
+
+    Other exporters do not say, but from 0 to 6 it is ReLU6.
+    """
+    if n.torch_op:
+        return n.torch_op.startswith(("aten.hardtanh", "aten.relu6")) and n.min is not None and n.max is not None
+    return _bound(n.min) == 0 and _bound(n.max) == 6
+
+
+def _bound(x: Tensor | None) -> float | None:
+    """The number, if it is a constant one; exporters put casts behind it."""
+    value = None if x is None else before_casts(x.value)
+    number = None if x is None or value is None else x.builder.constant_of(value)
+    return float(number.reshape(())) if number is not None and number.size == 1 else None
+
+
+def before_casts(value: ir.Value) -> ir.Value:
+    """What a value was before it was cast to another type."""
+    producer = value.producer()
+    while producer is not None and producer.op_type in ("Cast", "CastLike") and producer.inputs[0] is not None:
+        value = producer.inputs[0]
+        producer = value.producer()
+    return value
 
 
 def _in_order(low: Tensor, high: Tensor) -> bool:
@@ -100,7 +131,7 @@ def _clip_max(g: Tensor, n: NodeView) -> Tensor:
 
 vjp(
     "Clip",
-    doc="At a bound the gradient goes to the input; if min is above max, to max.",
+    doc="At a bound the gradient goes to the input; if min is above max, to max. ReLU6 and Hardtanh have 0 there.",
     input=_clip,
     min=_clip_min,
     max=_clip_max,

@@ -1,10 +1,12 @@
 """Operators of numbers, element by element, with broadcasting."""
 
 import numpy as np
+import onnx_ir as ir
 
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.rules import no_gradient, nondiff, op, vjp
+from onnxgrad.rules.activation import before_casts, only_where
 from onnxgrad.rules.registry import Function
 
 vjp("Add", broadcast=True, A=lambda g, n: g, B=lambda g, n: g)
@@ -65,13 +67,19 @@ vjp("Mod", broadcast=True, A=lambda g, n: g, B=_mod)
 
 
 def _extreme(better: str) -> Function:
-    """The gradient goes to the largest or smallest; where several are, each gets an equal share."""
+    """The gradient goes to the largest or smallest; where several are, each gets an equal share.
+
+    That is PyTorch's maximum. Where it is a clamp, all goes to what is clamped, the first input.
+    """
 
     def function(g: Tensor, n: NodeView, k: int) -> Tensor:
         inputs = n.data_0
         if len(inputs) == 1:
             return g
         result = getattr(n, better)
+        if _is_clamp(n):
+            is_first = inputs[0].equals(result)
+            return only_where(is_first if k == 0 else ~is_first, g)
         winners = [op.CastLike(x.equals(result), g) for x in inputs]
         total = winners[0]
         for other in winners[1:]:
@@ -81,7 +89,26 @@ def _extreme(better: str) -> Function:
     return function
 
 
-TIES = "Where several inputs tie, each gets an equal share, as in PyTorch."
+def _is_clamp(n: NodeView) -> bool:
+    """Whether torch's exporter says so, or it is one of Max and Min by constants, one after the other."""
+    if n.torch_op:
+        return n.torch_op.startswith("aten.clamp") and len(n.data_0) == 2
+    other = "Min" if n.node.op_type == "Max" else "Max"
+    around = [n.data_0[0].value.producer(), *n.node.outputs[0].consumers()]
+    pairs = [node for node in around if node is not None and node.op_type == other]
+    return _is_bounded_by_constant(n.node) and any(map(_is_bounded_by_constant, pairs))
+
+
+def _is_bounded_by_constant(node: ir.Node) -> bool:
+    bound = node.inputs[1] if len(node.inputs) == 2 else None
+    if bound is None:
+        return False
+    source = before_casts(bound)
+    producer = source.producer()
+    return source.is_initializer() if producer is None else producer.op_type == "Constant"
+
+
+TIES = "Where several inputs tie, each gets an equal share, as in PyTorch; in a clamp the first one gets all."
 vjp("Max", broadcast=True, doc=TIES, data_0=_extreme("max"))
 vjp("Min", broadcast=True, doc=TIES, data_0=_extreme("min"))
 

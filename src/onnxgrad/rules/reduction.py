@@ -1,9 +1,10 @@
-"""Reductions. Where several elements are the largest or smallest, each gets an equal share, as in PyTorch's amax."""
+"""Reductions."""
 
 import math
 
 import onnx_ir as ir
 
+from onnxgrad.graph.cast import in_type, wide_type
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.rules import nondiff, op, vjp
@@ -67,12 +68,33 @@ vjp("ReduceLogSumExp", data=_log_sum_exp, axes=nondiff)
 
 
 def _extreme(g: Tensor, n: NodeView) -> Tensor:
+    axis = _axis_with_index(n)
+    if axis is not None:
+        x = in_type(n.data, wide_type(n.data))
+        index = (op.ArgMax if n.node.op_type == "ReduceMax" else op.ArgMin)(x, axis=axis, keepdims=1)
+        return op.GatherElementsGrad(with_reduced_axes(g, n), op.Shape(x), index, axis=axis)
     winners = op.CastLike(n.data.equals(with_reduced_axes(n.reduced, n)), g)
     return with_reduced_axes(g, n) / _reduced("ReduceSum", winners, n) * winners
 
 
-vjp("ReduceMax", data=_extreme, axes=nondiff)
-vjp("ReduceMin", data=_extreme, axes=nondiff)
+def _axis_with_index(n: NodeView) -> int | None:
+    """The axis, if it is PyTorch's max or min along one, which also gives the index: the gradient goes there alone."""
+    axes = None if n.axes is None else n.axes.constant
+    if axes is None or axes.size != 1:
+        return None
+    axis, better = int(axes[0]), n.node.op_type.removeprefix("Reduce")
+    if n.torch_op:
+        return axis if n.torch_op == f"aten.{better.lower()}.dim" else None
+    users = [user for user in n.data.value.consumers() if user.op_type == f"Arg{better}"]
+    return axis if any(user.attributes.get_int("axis", 0) == axis for user in users) else None
+
+
+TIES = (
+    "Where several elements tie, each gets an equal share, as in PyTorch's amax; if it was torch.max(dim), all goes to "
+    "its index."
+)
+vjp("ReduceMax", data=_extreme, axes=nondiff, doc=TIES)
+vjp("ReduceMin", data=_extreme, axes=nondiff, doc=TIES)
 
 
 def _prod(g: Tensor, n: NodeView) -> Tensor:
