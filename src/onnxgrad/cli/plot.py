@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from onnxgrad.train.checkpoint import replaced
+from onnxgrad.graph.files import replaced
 
 WIDTH, HEIGHT = 720, 260  # of one panel
 LEFT, RIGHT, TOP, BOTTOM = 70, 16, 34, 40

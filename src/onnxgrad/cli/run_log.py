@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from onnxgrad.train.checkpoint import replaced
+from onnxgrad.graph.files import replaced
 
 Event = dict[str, Any]
 

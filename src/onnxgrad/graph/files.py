@@ -1,8 +1,12 @@
 """load() and save(): models of any kind come in; files take their name only once they are complete."""
 
+import contextlib
+import glob
 import os
+import platform
 import re
-import tempfile
+import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +14,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+DAY = 24 * 60 * 60  # seconds, after which nobody is still writing a file
 LARGEST = 2**31 - 2**26  # bytes of weights in a file of protobuf, which ends at 2 GB, and room for the graph
 # What onnxruntime says of operators, types and versions that it has no kernels for: others may have some.
 NO_KERNELS = re.compile(
@@ -59,25 +64,74 @@ def save(model: ir.Model, path: Path, source: Path | None) -> list[Path]:
     source, all are written to a file beside `path`, one tensor at a time. A model that onnx or onnxruntime refuses is
     not written.
     """
+    path = followed(path)
     expect_place(path)
     files = weight_files(model)
     inside = sum(t.nbytes for t in _tensors(model) if not isinstance(t, ir.ExternalTensor))
     stay = inside <= LARGEST and source is not None and (not files or path.parent.samefile(source.parent))
-    data = None if stay else data_file(path).name
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
-        # A model names its files by where they are from its own folder: beside those that stay it is tried out.
-        draft = path.parent / f"{Path(folder).name}.onnx" if stay and files else Path(folder) / path.name
-        try:
-            ir.save(model, draft, external_data=data)
+    if stay:  # its draft is beside the files that it names by where they are from its own folder
+        with replaced(path) as draft:
+            ir.save(model, draft)
             _expect_valid(draft, path)
-            # The model last: whoever finds it finds its weights.
-            if data is not None and (Path(folder) / data).exists():
-                os.replace(Path(folder) / data, path.parent / data)  # noqa: PTH105
-                files = [path.parent / data]
-            draft.replace(path)
-        finally:
-            draft.unlink(missing_ok=True)
+        return [path, *files]
+    data = data_file(path)
+    folder = _draft(path)
+    try:
+        folder.mkdir()
+        ir.save(model, folder / path.name, external_data=data.name)
+        _expect_valid(folder / path.name, path)
+        files = [data] if (folder / data.name).exists() else []
+        # The model last: whoever finds it finds its weights. In place of a link, which onnx does not read weights from.
+        for written in (*files, path):
+            os.replace(folder / written.name, written)  # noqa: PTH105
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
     return [path, *files]
+
+
+@contextlib.contextmanager
+def replaced(path: Path) -> Iterator[Path]:
+    """A path to write to, beside `path`; it takes its place when the block is done and the disk has it all.
+
+    Of a symbolic link the file that it points to is replaced.
+    """
+    path = followed(path)
+    draft = _draft(path)
+    try:
+        yield draft
+        with draft.open("rb") as file:
+            os.fsync(file.fileno())
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def followed(path: Path) -> Path:
+    """The file that a symbolic link points to; any other path as it is."""
+    return path.resolve() if path.is_symlink() else path
+
+
+def _draft(path: Path) -> Path:
+    """What this process writes before it takes the name `path`; removes what others left that were killed."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
+        if not _is_stale(left):
+            continue
+        with contextlib.suppress(OSError):  # somebody else removes it, or nobody may
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+    return path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}.part")
+
+
+def _is_stale(draft: Path) -> bool:
+    """Whether the process that wrote it, perhaps on another machine, has ended."""
+    machine, _, process = draft.name.removesuffix(".part").rpartition(".")
+    try:
+        if os.name == "posix" and machine.endswith(f".{platform.node()}") and process.isdecimal():
+            os.kill(int(process), 0)
+        return time.time() - draft.stat().st_mtime > DAY
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):  # somebody else's process, a draft that is gone
+        return False
 
 
 def weight_files(model: ir.Model) -> list[Path]:

@@ -2,56 +2,88 @@
 
 import contextlib
 import json
-import os
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from onnxgrad.graph.files import followed, replaced
 from onnxgrad.tensor_types import Array
+from onnxgrad.train.fitting import Position
 
-KIND = "onnxgrad checkpoint 1"
-
-
-@contextlib.contextmanager
-def replaced(path: Path) -> Iterator[Path]:
-    """A path to write to, beside `path`; it takes its place when the block is done and the disk has it all."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        yield draft
-        with draft.open("rb") as file:
-            os.fsync(file.fileno())
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+KIND, KIND_WITHOUT_CHECKSUMS = "onnxgrad checkpoint 2", "onnxgrad checkpoint 1"
+FACTS = "facts"  # their name among the checksums; those of arrays have a slash
 
 
 def write_checkpoint(path: Path, arrays: Mapping[str, Array], facts: Mapping[str, Any]) -> None:
-    """Writes arrays and a few facts."""
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"{str(path.parent)!r} does not exist, so no checkpoint can be written there")
-    with replaced(path) as draft:
-        try:
-            save_file(dict(arrays), draft, metadata={"kind": KIND, "facts": json.dumps(facts)})
-        except SafetensorError as error:
-            raise OSError(f"{str(path)!r} cannot be written: {error}") from None
+    """Writes arrays and a few facts, with a checksum of each."""
+    folder = followed(path).parent
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{str(folder)!r} does not exist, so no checkpoint can be written there")
+    text = json.dumps(facts)
+    sums = {name: _checksum(array) for name, array in arrays.items()}
+    metadata = {"kind": KIND, "facts": text, "checksums": json.dumps({**sums, FACTS: zlib.crc32(text.encode())})}
+    try:
+        with replaced(path) as draft:
+            save_file(dict(arrays), draft, metadata=metadata)
+    except (SafetensorError, OSError) as error:
+        raise OSError(f"{str(path)!r} cannot be written: {error}") from None
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
-    """What write_checkpoint wrote."""
+    """What write_checkpoint wrote; raises one sentence if a bit of it has changed."""
     if not path.is_file():
         raise FileNotFoundError(f"{str(path)!r} does not exist, expected a checkpoint of a trainer")
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is not a dict
-    except SafetensorError as error:
+    except Exception as error:  # of safetensors, of the system, or of NumPy, which does not have all types
         raise ValueError(f"{str(path)!r} is not a checkpoint: {error}") from None
-    if metadata.get("kind") != KIND:
+    if metadata.get("kind") not in (KIND, KIND_WITHOUT_CHECKSUMS):
         raise ValueError(f"{str(path)!r} is not a checkpoint of a trainer")
-    return arrays, json.loads(metadata["facts"])
+    text = metadata.get("facts", "")
+    if metadata["kind"] == KIND:
+        found = {name: _checksum(array) for name, array in arrays.items()} | {FACTS: zlib.crc32(text.encode())}
+        saved = _parsed(metadata.get("checksums", ""))
+        for name in sorted(found.keys() | saved.keys()):
+            if found.get(name) != saved.get(name):
+                raise ValueError(f"{str(path)!r} is damaged: {name!r} is not as it was saved; use another checkpoint")
+    return arrays, _checked_facts(_parsed(text), str(path))
+
+
+def _checksum(array: Array) -> int:
+    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    """A dict written as JSON; an empty one if it is not."""
+    with contextlib.suppress(ValueError, RecursionError):
+        found = json.loads(text)
+        if isinstance(found, dict):
+            return found
+    return {}
+
+
+def _checked_facts(facts: dict[str, Any], source: str) -> dict[str, Any]:
+    """Raises one sentence unless they are such as a trainer writes."""
+    expected: dict[str, Any] = {"steps": int, "batches": int, "seed": int, "waiting": int, "optimizer": str}
+    given = {name: value for name, value in facts.items() if name != "place"}
+    place = facts.get("place")
+    if place is not None:  # within a fit()
+        expected |= {f"place/{f.name}": f.type for f in fields(Position)}
+        given |= {f"place/{name}": value for name, value in place.items()} if isinstance(place, dict) else {}
+    for name in sorted(expected.keys() | given.keys()):
+        kind, value = expected.get(name), given.get(name)
+        fits = type(value) is kind or (kind is float and type(value) is int)
+        if not fits or (isinstance(value, int) and kind is int and name != "seed" and value < 0):
+            raise ValueError(f"{source!r} is damaged: {name!r} is {value!r}; use another checkpoint")
+    return facts
 
 
 def check_arrays(targets: Mapping[str, Any], arrays: Mapping[str, Array], source: str) -> None:

@@ -334,7 +334,7 @@ class Trainer:
             raise ValueError(
                 f"{str(path)!r} was written with the optimizer {facts['optimizer']}, not {self.optimizer.name}"
             )
-        if facts["waiting"] and self._total is None:
+        if facts["waiting"] >= self._accumulate:
             raise ValueError(f"{str(path)!r} was saved between micro-batches: set accumulate to the number that it had")
         targets = self._named(slots, self._total if facts["waiting"] else None)
         check_arrays(targets, arrays, str(path))

@@ -1,0 +1,56 @@
+"""save(): where the files of a model go, and what else is in the folder afterwards."""
+
+import os
+import platform
+import subprocess
+import sys
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import numpy_helper
+
+from onnxgrad.graph.files import save
+
+
+def model():
+    proto = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["" : 18]> g (float[N, 3] x) => (float[N, 600] y) { y = MatMul(x, w) }'
+    )
+    proto.graph.initializer.append(numpy_helper.from_array(np.ones((3, 600), np.float32), "w"))
+    return ir.from_proto(proto)
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["inside", "apart"])
+def test_the_target_of_a_link_is_written(apart, tmp_path):
+    for name in ("links", "models"):
+        (tmp_path / name).mkdir()
+    link, target = tmp_path / "links" / "link.onnx", tmp_path / "models" / "m.onnx"
+    link.symlink_to(target)
+    data = tmp_path / "models" / "m.onnx.data"
+    if apart:
+        data.symlink_to(tmp_path / "w.data")  # from which onnx would not read weights
+    for _ in range(2):
+        written = save(model(), link, None if apart else link)
+        assert written == [target, data] if apart else written == [target]
+        assert link.is_symlink() and not data.is_symlink()
+        assert numpy_helper.to_array(onnx.load(target).graph.initializer[0]).sum() == 1800
+    assert {*tmp_path.rglob("*.*")} == {link, *written}
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["inside", "apart"])
+def test_what_a_killed_process_left_is_removed(apart, tmp_path):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    path = tmp_path / "m[1].onnx"
+    stale = tmp_path / f".m[1].onnx.{platform.node()}.{ended.pid}.part"
+    if apart:
+        stale.mkdir()
+        (stale / "m.onnx.data").touch()
+    else:
+        stale.touch()
+    living = tmp_path / f".m[1].onnx.{platform.node()}.{os.getppid()}.part"
+    living.touch()
+    written = save(model(), path, None if apart else path)
+    assert {*tmp_path.iterdir()} == {*written, living}
