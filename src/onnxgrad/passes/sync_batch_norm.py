@@ -8,16 +8,21 @@ from onnxgrad.graph.builder import Builder, op
 from onnxgrad.graph.cast import in_type, wide_type
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.passes.batch_slice import TAKES_PART
-from onnxgrad.passes.train_mode import Statistics
+from onnxgrad.passes.train_mode import MOMENTUM, Statistics
 
 
-def measure_together(builder: Builder, statistics: Sequence[Statistics], place: ir.Value, group: int) -> None:
-    """Writes every BatchNormalization, which is in train mode, in terms of sums over all ranks."""
+def measure_together(
+    builder: Builder, statistics: Sequence[Statistics], place: ir.Value, group: int, *, of_sample: bool
+) -> None:
+    """Writes every BatchNormalization, which is in train mode, in terms of sums over all ranks.
+
+    The running variance is PyTorch's (sample_variance.py) if it is `of_sample`.
+    """
     nodes = {node.name: node for node in builder.graph}
     for found in statistics:
         node = nodes[found.node]
         with builder.at_work(f"{node.name}_together"):
-            results = _normalized(builder, node, builder.tensor(place), group)
+            results = _normalized(builder, node, builder.tensor(place), group, of_sample)
         for value, result in zip(node.outputs, results, strict=True):
             _put(builder, value, result)
         builder.graph.remove(node, safe=True)
@@ -25,13 +30,10 @@ def measure_together(builder: Builder, statistics: Sequence[Statistics], place: 
         builder.graph.sort()  # what was written came last
 
 
-def _normalized(builder: Builder, node: ir.Node, place: Tensor, group: int) -> list[Tensor]:
+def _normalized(builder: Builder, node: ir.Node, place: Tensor, group: int, of_sample: bool) -> list[Tensor]:
     """The outputs of a node: the numbers, and the running statistics that follow."""
     x, scale, shift, mean, variance = (builder.tensor(v) for v in node.inputs if v is not None)
-    epsilon, momentum = (
-        node.attributes[name].as_float() if name in node.attributes else default
-        for name, default in (("epsilon", 1e-5), ("momentum", 0.9))
-    )
+    epsilon, momentum = node.attributes.get_float("epsilon", 1e-5), node.attributes.get_float("momentum", MOMENTUM)
     dtype, axes = wide_type(x, scale), [k for k in range(x.rank) if k != 1]
     wide = in_type(x, dtype)
     takes_part = in_type(op.Gather(place, [TAKES_PART]), dtype)
@@ -52,6 +54,8 @@ def _normalized(builder: Builder, node: ir.Node, place: Tensor, group: int) -> l
     measured_variance = added_up(op.ReduceSum(centred * centred, axes, keepdims=0)) / total
     inverse = op.Reciprocal(op.Sqrt(measured_variance + epsilon))
     y = centred * along(in_type(scale, dtype) * inverse) + along(shift)
+    if of_sample:
+        measured_variance = measured_variance * (total / op.Max(total - 1, 1))
     following = [
         in_type(in_type(now, dtype) * momentum + measured * (1 - momentum), now.dtype)
         for now, measured in ((mean, measured_mean), (variance, measured_variance))

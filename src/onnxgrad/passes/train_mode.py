@@ -9,6 +9,7 @@ from onnxgrad.domains import OWN, is_standard
 from onnxgrad.graph.replace import take_place
 from onnxgrad.passes.batch_slice import COUNT, FIRST
 
+MOMENTUM = 0.9  # of BatchNormalization, unless a node says otherwise
 SEED = "dropout_seed"  # an input in train mode
 TRAINING_MODE = 2  # of the inputs of Dropout, since opset 12
 OLDEST_WITHOUT_IS_TEST = 7  # older opsets have an attribute for inference
@@ -22,6 +23,7 @@ class Statistics:
     node: str
     current: tuple[str, str]
     following: tuple[str, str]
+    unread: str | None = None  # an output that only the graph itself reads
 
 
 def to_train_mode(graph: ir.Graph, place: ir.Value | None = None) -> list[Statistics]:

@@ -18,6 +18,7 @@ from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.finish import FOR_SESSIONS, drop_dead
 from onnxgrad.passes.fuse_gelu import fuse_gelu
 from onnxgrad.passes.fuse_loss import fuse_losses
+from onnxgrad.passes.sample_variance import use_sample_variance
 from onnxgrad.passes.sink_transposes import sink_transposes
 from onnxgrad.passes.sync_batch_norm import measure_together
 from onnxgrad.passes.train_mode import SEED, Statistics, to_inference_mode, to_train_mode
@@ -79,6 +80,7 @@ def step_graph(
         fuse_gelu,
         *([sink_transposes] if use_amx else []),
         *([_sync_batch_norm] if group is not None else []),
+        *([_use_sample_variance] if group is None and _is_of_torch(step) else []),
         drop_dead,
         _append_loss,
         _choose_parameters,
@@ -145,7 +147,16 @@ def _to_inference_mode(step: _Step) -> None:
 
 def _sync_batch_norm(step: _Step) -> None:
     assert step.place is not None and step.group is not None
-    measure_together(Builder(step.graph), step.statistics, step.place, step.group)
+    measure_together(Builder(step.graph), step.statistics, step.place, step.group, of_sample=_is_of_torch(step))
+
+
+def _use_sample_variance(step: _Step) -> None:
+    step.statistics = use_sample_variance(Builder(step.graph), step.statistics)
+
+
+def _is_of_torch(step: _Step) -> bool:
+    """Whether one of torch's exporters wrote the model."""
+    return bool(step.model.producer_name == "pytorch")
 
 
 def _append_loss(step: _Step) -> None:
@@ -176,7 +187,8 @@ def _add_gradient(step: _Step) -> None:
 
 def _keep_outputs_of_step(step: _Step) -> None:
     """Of the outputs only what a step computes; running statistics, which it changes, become inputs."""
-    wanted = {step.loss, *step.gradients.values(), *(n for s in step.statistics for n in s.following)}
+    measured = {n for s in step.statistics for n in (*s.following, s.unread)}
+    wanted = {step.loss, *step.gradients.values(), *measured}
     kept = [v for v in step.graph.outputs if v.name in wanted]
     step.graph.outputs.clear()
     step.graph.outputs.extend(kept)

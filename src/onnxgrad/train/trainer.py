@@ -127,6 +127,11 @@ class Trainer:
             for current, following in zip(statistics.current, statistics.following, strict=True):
                 self.statistics[current] = self._device.from_numpy(weights[current].numpy())
                 self._following[following] = self._device.from_numpy(weights[current].numpy())
+        self._unread = {
+            s.unread: self._device.from_numpy(weights[s.current[1]].numpy())
+            for s in self._step.statistics
+            if s.unread is not None
+        }
         # Gradients of several micro-batches are added up here; a single one is used where it is.
         self._total = self._buffers.new() if self._accumulate > 1 else None
         self._waiting = 0  # micro-batches in it
@@ -142,7 +147,8 @@ class Trainer:
             used = {str(v.name) for v in step.model.graph.inputs}
             inputs |= {name: array for name, array in given.items() if name in used}
         self._loss = np.zeros((), _type_of_output(step.model, step.loss))
-        outputs = {step.loss: self._loss, **{out: gradients[n] for n, out in step.gradients.items()}, **self._following}
+        outputs = {step.loss: self._loss, **{out: gradients[n] for n, out in step.gradients.items()}}
+        outputs |= self._following | self._unread
         shapes = {str(v.name): None if v.shape is None else list(v.shape) for v in evaluated.model.graph.outputs}
         parts = () if isinstance(loss, str) else loss.parts
         predicted = [(part, shapes[part.prediction]) for part in parts]

@@ -23,7 +23,7 @@ EXAMPLES = 58  # in batches of 8: seven whole ones, and a last one of two, so th
 CHANNELS = 3
 
 
-def convnet():
+def convnet(producer=""):
     """Convolution, BatchNormalization, Dropout, a layer; batches of images [N, 2, 6, 6]."""
     rng = np.random.default_rng(1)
 
@@ -57,7 +57,8 @@ def convnet():
         [helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, ["N", 4])],
         [numpy_helper.from_array(a, name) for name, a in initializers.items()],
     )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    opset = [helper.make_opsetid("", 20)]
+    return helper.make_model(graph, opset_imports=opset, ir_version=9, producer_name=producer)
 
 
 def images(count=EXAMPLES):
@@ -91,7 +92,8 @@ def batches(loss, count=EXAMPLES):
 
 def trainer(name, **how):
     loss, optimizer, settings = SETTINGS[name]
-    return Trainer(convnet(), loss, optimizer, **{"seed": 5, **settings, **how})
+    producer = "pytorch" if name == "lamb" else ""  # whose running variance is that of a sample
+    return Trainer(convnet(producer), loss, optimizer, **{"seed": 5, **settings, **how})
 
 
 def accuracy(outputs, batch):
