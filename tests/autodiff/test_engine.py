@@ -376,7 +376,7 @@ REFUSED = {
     "no pattern matters": (["w*", "y"], "gradient: 'y' depends on nothing that `wrt` names"),
     "no parameter matters": (
         [None, "y"],
-        "gradient: no floating-point initializer reaches 'y': name inputs with `wrt`, of 'x', 'k'",
+        "gradient: 'y' depends on no parameter; it depends on 'x': name some with `wrt`",
     ),
 }
 

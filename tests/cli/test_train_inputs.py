@@ -174,8 +174,11 @@ OUT = ("-o", "out.onnx")
         ),
         (("--data", "empty.npz"), "--data: 'empty.npz' has no examples"),
         (("--val", "wide.npz"), "--val: the batch's x has shape [8, 7], expected ['N', 6]"),
-        (("--trainable", "fc2.*"), "--trainable 'fc2.*' matches no parameter that the loss depends on"),
-        (("--freeze", "*"), "--freeze leaves nothing to train"),
+        (
+            ("--trainable", "fc2.*"),
+            "Trainer: trainable names 'fc2.*', which is not an input or initializer of the model",
+        ),
+        (("--freeze", "*"), "Trainer: freeze leaves nothing to train"),
         (
             ("--batch-size", "100", "--drop-last"),
             "72 examples in batches of 100 make no update: lower --batch-size, --accumulate or leave out --drop-last",

@@ -16,7 +16,7 @@ from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.fuse_loss import fuse_losses
 from onnxgrad.passes.prepare import prepare
 from onnxgrad.train import losses, optim
-from onnxgrad.train.graphs import evaluation_graph, step_graph
+from onnxgrad.train.graphs import Selection, evaluation_graph, step_graph
 from onnxgrad.train.trainer import Trainer
 
 FUSED, STANDARD = "SoftmaxCrossEntropyLossInternal", "SoftmaxCrossEntropyLoss"
@@ -94,7 +94,7 @@ def test_steps_and_evaluations_have_it():
     loss = losses.CrossEntropy("logits")
     prepared = prepare(load(mlp(), "test"), "test")
     inference = prepared.clone()
-    step = step_graph(prepared, loss, None)
+    step = step_graph(prepared, loss, Selection())
     evaluation = evaluation_graph(inference, loss, step)
     for made, outputs in ((step, 2), (evaluation, 1)):
         assert STANDARD not in op_types(made.model)

@@ -202,3 +202,45 @@ print(sorted(n.op_type for n in trainer._step.model.graph if "Gelu" in n.op_type
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "['Gelu', 'GeluGrad']\n"
+
+
+def normed() -> onnx.ModelProto:
+    random = np.random.default_rng(3)
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 21]> m (float[N, 4, 3] x) => (float[N, 5, 3] y) {'
+        "h = Conv(x, first)  b = BatchNormalization(h, scale, bias, mean, var)  y = Conv(b, last) }"
+    )
+    shapes = {"first": (6, 4, 1), "scale": (6,), "bias": (6,), "mean": (6,), "var": (6,), "last": (5, 6, 1)}
+    for name, shape in shapes.items():
+        array = random.uniform(0.5, 1.5, shape).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("settings", "trained", "measures"),
+    [
+        ({}, {"first", "scale", "bias", "last"}, True),
+        ({"freeze": ["scale", "bias"]}, {"first", "last"}, True),
+        ({"freeze": "mean"}, {"first", "scale", "bias", "last"}, False),
+        ({"freeze": ["scale", "bias"], "freeze_statistics": True}, {"first", "last"}, False),
+        ({"freeze": ["scale"], "freeze_statistics": True}, {"first", "bias", "last"}, True),
+        ({"trainable": "last", "freeze_statistics": True}, {"last"}, False),
+    ],
+)
+def test_frozen_statistics_stay_and_are_used(settings, trained, measures):
+    random = np.random.default_rng(4)
+    batch = {
+        "x": random.standard_normal((8, 4, 3), np.float32),
+        "target": random.standard_normal((8, 5, 3), np.float32),
+    }
+    trainer = Trainer(normed(), losses.MSE("y"), optim.SGD(lr=0.1), **settings)
+    before = trainer.evaluate([batch])["loss"]
+    loss = trainer.step(batch)
+    assert set(trainer.parameters) == trained
+    assert bool(trainer.statistics) == measures and (loss == pytest.approx(before, rel=1e-6)) == (not measures)
+
+
+def test_freeze_suggests_names():
+    with pytest.raises(ValueError, match=r"^Trainer: freeze names 'lost', .*; did you mean 'last'\?$"):
+        Trainer(normed(), losses.MSE("y"), optim.SGD(lr=0.1), freeze="lost")

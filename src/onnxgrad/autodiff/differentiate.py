@@ -9,13 +9,11 @@ import onnx_ir as ir
 from onnxgrad.autodiff.engine import influences, write_gradient
 from onnxgrad.graph.builder import Builder
 from onnxgrad.graph.files import load
+from onnxgrad.graph.suggest import listed, suggestion
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.finish import FINISH
 from onnxgrad.passes.prepare import prepare
-
-# Inputs that are measured rather than learnt, by operator and position: no parameters, though they may be asked for.
-STATISTICS = {"BatchNormalization": (3, 4)}
 
 
 def gradient(
@@ -30,9 +28,8 @@ def gradient(
     `model` is a path, an onnx.ModelProto or an onnx_ir.Model, which gives an onnx_ir.Model; it is not changed.
     `of` names the output to differentiate, by default the only one. A scalar is seeded with 1; for any other the
     result has an input `<output>_grad`, and the gradients are a vector–Jacobian product. Several may be named.
-    `wrt` names initializers and graph inputs, or patterns of such names (`layer1.*`); by default every floating-point
-    initializer that `of` depends on, save those that are statistics. `parameters_as_inputs` makes inputs of the
-    initializers asked for.
+    `wrt` names initializers and graph inputs, or patterns of such names (`layer1.*`); by default the parameters that
+    `of` depends on, as `onnxgrad inspect` shows them. `parameters_as_inputs` makes inputs of what is asked for.
     """
     draft = prepare(load(model, "gradient"), "gradient")
     add_gradient(draft, wrt, of, parameters_as_inputs=parameters_as_inputs)
@@ -54,7 +51,7 @@ def add_gradient(
     """Adds to a draft that is prepared what gradient() adds to a model."""
     graph = draft.graph
     results = _results(graph, of, draft.caller)
-    wanted = sources(graph, results, wrt, draft.caller, "`wrt`")
+    wanted = sources(draft, results, wrt, "`wrt`")
     builder = Builder(graph)
     seeds = _seeds(builder, results)
     found = write_gradient(builder, seeds, wanted)
@@ -70,40 +67,39 @@ def _results(graph: ir.Graph, of: str | Sequence[str] | None, caller: str) -> li
     if of is None:
         smooth = [v for v in graph.outputs if v.dtype is None or v.dtype.is_floating_point()]
         if len(smooth) != 1:
-            raise ValueError(f"{caller}: name the output to differentiate with `of`: {_listed(outputs)}")
+            raise ValueError(f"{caller}: name the output to differentiate with `of`: {listed(outputs)}")
         return smooth
     found = []
     for name in [of] if isinstance(of, str) else of:
         if name not in outputs:
-            raise ValueError(f"{caller}: `of` names {name!r}, expected an output of the model: {_listed(outputs)}")
+            raise ValueError(f"{caller}: `of` names {name!r}, expected an output of the model: {listed(outputs)}")
         value = outputs[name]
         if value.dtype is not None and not value.dtype.is_floating_point():
             raise ValueError(f"{caller}: the output {name!r} holds {value.dtype.name.lower()}, which has no gradient")
         found.append(value)
     if not found:
-        raise ValueError(f"{caller}: `of` is empty, expected some of {_listed(outputs)}")
+        raise ValueError(f"{caller}: `of` is empty, expected some of {listed(outputs)}")
     return list(dict.fromkeys(found))
 
 
 def sources(
-    graph: ir.Graph, results: Sequence[ir.Value], wrt: str | Sequence[str] | None, caller: str, argument: str
+    draft: Draft, results: Sequence[ir.Value], wrt: str | Sequence[str] | None, argument: str
 ) -> list[ir.Value]:
-    """The values to differentiate with respect to; sentences name the caller and the argument that chose them."""
+    """The values to differentiate with respect to; sentences name the argument that chose them."""
+    graph, caller = draft.graph, draft.caller
     inputs = {str(v.name): v for v in graph.inputs}
-    nodes = list(graph)
-    reached = influences(nodes, set(results))
+    reached = influences(list(graph), set(results))
     named = {**{name: v for name, v in graph.initializers.items() if name not in inputs}, **inputs}
-    result = _listed(v.name for v in results)
+    result = listed(str(v.name) for v in results)
     if wrt is None:
-        statistics = {
-            node.inputs[k] for node in nodes for k in STATISTICS.get(node.op_type, ()) if k < len(node.inputs)
-        }
-        parameters = [v for v in graph.initializers.values() if _is_float(v) and v not in statistics]
-        found = [v for v in parameters if v in reached]
+        roles = draft.roles
+        found = [v for n, v in graph.initializers.items() if v in reached and n in roles and roles[n].is_parameter]
         if not found:
+            others = [n for n, v in named.items() if v in reached and _is_float(v)]
             raise ValueError(
-                f"{caller}: no floating-point initializer reaches {result}: name inputs with {argument}, of "
-                f"{_listed(inputs)}"
+                f"{caller}: {result} depends on no parameter; it depends on {listed(others)}: name some with {argument}"
+                if others
+                else f"{caller}: {result} depends on nothing that has a gradient"
             )
         return found
     chosen: dict[str, ir.Value] = {}
@@ -112,8 +108,8 @@ def sources(
         matches = [pattern] if exact else [n for n in named if fnmatch.fnmatchcase(n, pattern) and _is_float(named[n])]
         if not matches:
             raise ValueError(
-                f"{caller}: {argument} names {pattern!r}, which is not an input or initializer of the model: "
-                f"{_listed(named)}"
+                f"{caller}: {argument} names {pattern!r}, which is not an input or initializer of the model"
+                f"{suggestion(pattern, named)}"
             )
         for name in matches:
             if not _is_float(named[name]):
@@ -133,12 +129,6 @@ def sources(
 
 def _is_float(value: ir.Value) -> bool:
     return value.dtype is not None and value.dtype.is_floating_point()
-
-
-def _listed(names: Any) -> str:
-    names = [repr(str(n)) for n in names]
-    shown = ", ".join(names[:12])
-    return f"{shown} and {len(names) - 12} more" if len(names) > 12 else shown
 
 
 def _seeds(builder: Builder, results: list[ir.Value]) -> dict[ir.Value, Tensor]:

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from onnxgrad.cli.group import Refused
-from onnxgrad.cli.suggest import suggestion
+from onnxgrad.graph.suggest import suggestion
 
 NOT_SETTINGS = ("config", "help", "debug")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrad.cli.suggest import listed, suggestion
+from onnxgrad.graph.suggest import listed, suggestion
 from onnxgrad.tensor_types import Array
 from onnxgrad.train.losses import Total
 

@@ -11,7 +11,6 @@ from onnxgrad.cli import specs
 from onnxgrad.cli.data import Columns, expect_classes, expect_columns, read_columns, unused, validation
 from onnxgrad.cli.overwriting import expect_other_files
 from onnxgrad.cli.plot import expect_plottable
-from onnxgrad.cli.select import trainable_parameters
 from onnxgrad.cli.training import Options
 from onnxgrad.graph.files import expect_place, load
 from onnxgrad.passes.find_logits import activation_of
@@ -137,10 +136,10 @@ def prepare(options: Options, communicator: Any = None) -> Prepared:
     is_first = communicator is None or communicator.rank == 0
     if is_first and options.resume is not None and not options.resume.is_file():
         raise FileNotFoundError(f"--resume: {str(options.resume)!r} does not exist, expected a checkpoint")
-    trainable = trainable_parameters(options.model, loss, options.trainable, options.freeze)
     trainer = Trainer(
-        options.model, loss, optimizer, trainable,
-        device=options.device, schedule=schedule, clip_norm=options.clip_norm, clip_value=options.clip_value,
+        options.model, loss, optimizer, options.trainable or None,
+        freeze=options.freeze, freeze_statistics=options.freeze_statistics, device=options.device,
+        schedule=schedule, clip_norm=options.clip_norm, clip_value=options.clip_value,
         accumulate=options.accumulate, seed=options.seed, communicator=communicator,
         shard_optimizer=options.shard_optimizer,
     )  # fmt: skip

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from onnxgrad.cli.suggest import listed, suggestion
+from onnxgrad.graph.suggest import listed, suggestion
 from onnxgrad.train import losses, metrics, optim, schedules
 
 # Where Python's name says something else on a command line: --loss mse:y:weight=0.5 is 0.5 * MSE("y").

@@ -69,8 +69,11 @@ class Options:
     warmup: Annotated[float | None, option(
         "How long the learning rate grows to its full value; under 1 a share of all updates.", "UPDATES|SHARE",
         type=NOT_NEGATIVE)]
-    trainable: Annotated[Sequence[str], option("Parameters to train; by default all. Repeatable.", "PATTERN")]
-    freeze: Annotated[Sequence[str], option("Parameters to leave as they are. Repeatable.", "PATTERN")]
+    trainable: Annotated[Sequence[str], option(
+        "What to train; by default all parameters, as `onnxgrad inspect` shows them. Repeatable.", "PATTERN")]
+    freeze: Annotated[Sequence[str], option("Parameters and statistics to leave as they are. Repeatable.", "PATTERN")]
+    freeze_statistics: Annotated[bool, option(
+        "BatchNormalization whose weights are not trained keeps its statistics and normalizes with them.")]
     clip_norm: Annotated[float | None, option("Bound of the gradient's norm, over all parameters.", type=POSITIVE)]
     clip_value: Annotated[float | None, option("Bound of every number in the gradient.", type=POSITIVE)]
     accumulate: Annotated[int, option("Batches averaged for one update.", type=AT_LEAST_1, default=1)]

@@ -4,7 +4,7 @@ import gc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnx_ir as ir
 
@@ -24,6 +24,14 @@ def without_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
+class Role(NamedTuple):
+    """What an initializer is for."""
+
+    kind: str  # weight, bias, scale, embedding, …; scalar, mask, buffer, …
+    is_parameter: bool
+    why: str
+
+
 @dataclass
 class Draft:
     """A pass takes a draft and changes it. `caller` is what sentences about a wrong model begin with."""
@@ -32,6 +40,7 @@ class Draft:
     caller: str
     unnamed: dict[str, ir.Shape] = field(default_factory=dict)  # shapes of inputs before their dimensions got names
     remarks: list[str] = field(default_factory=list)  # sentences about the model that its user should read
+    roles: dict[str, Role] = field(default_factory=dict)  # of floating-point initializers
 
     @property
     def graph(self) -> ir.Graph:
@@ -47,7 +56,7 @@ class Draft:
 
     def clone(self) -> "Draft":
         """A draft that can be changed apart from this one; both have the same weights."""
-        return Draft(self.model.clone(), self.caller, dict(self.unnamed), list(self.remarks))
+        return Draft(self.model.clone(), self.caller, dict(self.unnamed), list(self.remarks), self.roles)
 
 
 Pass = Callable[[Draft], None]

@@ -10,10 +10,12 @@ from onnxgrad.functions.add_functions import WRITTEN_BY
 from onnxgrad.graph.tensor import MOST_READ
 from onnxgrad.passes.draft import Draft, Pass
 from onnxgrad.passes.expand import expand
+from onnxgrad.passes.find_parameters import find_parameters
 from onnxgrad.passes.fold_shapes import fold_shapes
 from onnxgrad.passes.infer import infer
 from onnxgrad.passes.name_nodes import name_nodes
 from onnxgrad.passes.resolve_sequences import resolve_sequences
+from onnxgrad.passes.restore_weights import restore_weights
 from onnxgrad.passes.weights_aside import weights_aside
 from onnxgrad.rules.registry import RULES
 
@@ -76,12 +78,33 @@ def name_dimensions(draft: Draft) -> None:
             )
 
 
+def lift_constants(draft: Draft) -> None:
+    """Makes initializers of Constant nodes with several floating-point numbers: some exporters keep weights there."""
+    graph = draft.graph
+    for node in list(graph):
+        tensor = node.attributes["value"].as_tensor() if "value" in node.attributes else None
+        if node.op_type != "Constant" or tensor is None or tensor.size < 2 or not tensor.dtype.is_floating_point():
+            continue
+        (result,) = node.outputs
+        if result.is_graph_output():
+            continue
+        weight = ir.Value(name=result.name, type=ir.TensorType(tensor.dtype), const_value=tensor)
+        weight.shape, result.name = ir.Shape(tensor.shape.numpy()), None
+        graph.register_initializer(weight)
+        result.replace_all_uses_with(weight)
+        graph.remove(node, safe=True)
+
+
+# What training changes is an initializer of its own, under the name that its author knows. Exporting does it, too.
+RESTORE: list[Pass] = [lift_constants, restore_weights]
+
 PREPARE: list[Pass] = [
     drop_own_functions,
     read_small_tensors,
     inline_functions,
     remove_initializers_from_inputs,
     convert_opset,
+    find_parameters,
     name_nodes,
     name_dimensions,
     infer,

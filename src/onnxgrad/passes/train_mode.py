@@ -1,5 +1,6 @@
 """Train mode, in which Dropout drops and BatchNormalization measures its batch, and inference mode."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,9 +27,12 @@ class Statistics:
     unread: str | None = None  # an output that only the graph itself reads
 
 
-def to_train_mode(graph: ir.Graph, place: ir.Value | None = None) -> list[Statistics]:
+def to_train_mode(
+    graph: ir.Graph, place: ir.Value | None = None, frozen: Collection[str] = (), by_weights: bool = False
+) -> list[Statistics]:
     """Switches Dropout and BatchNormalization to train mode; returns the running statistics, which become outputs.
 
+    A BatchNormalization whose statistics are `frozen`, or `by_weights` its scale and bias, normalizes with them.
     Dropout then depends on the input SEED, so that a run can be repeated and resumed. `place` says which examples of a
     batch these are, if not all (batch_slice.py): what is dropped of them is what would be dropped of them in the whole.
     """
@@ -41,9 +45,18 @@ def to_train_mode(graph: ir.Graph, place: ir.Value | None = None) -> list[Statis
             _drop_by_seed(graph, node, seed, number, place)
     for node in list(graph):
         if _has_running_statistics(node):
+            if _keeps_statistics(node, frozen, by_weights):
+                node.attributes["training_mode"] = ir.AttrInt64("training_mode", 0)
+                continue
             node.attributes["training_mode"] = ir.AttrInt64("training_mode", 1)
             found.append(_ask_for_statistics(graph, node))
     return found
+
+
+def _keeps_statistics(node: ir.Node, frozen: Collection[str], by_weights: bool) -> bool:
+    names = [None if v is None else v.name for v in node.inputs]
+    weights, statistics = names[1:3], names[3:5]
+    return any(n in frozen for n in statistics) or (by_weights and all(n in frozen for n in weights))
 
 
 def to_inference_mode(model: ir.Model) -> None:

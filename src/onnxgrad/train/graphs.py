@@ -3,6 +3,7 @@
 Both begin as one prepared draft, and each is a list of passes: the list says what the graph is.
 """
 
+import fnmatch
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ import onnx_ir as ir
 
 from onnxgrad.autodiff.differentiate import add_gradient, sources, weights_to_inputs
 from onnxgrad.graph.builder import Builder
+from onnxgrad.graph.suggest import suggestion
 from onnxgrad.passes.append_loss import append_loss, prediction_of
 from onnxgrad.passes.batch_slice import PLACE, WEIGHTS
 from onnxgrad.passes.draft import Draft
@@ -24,6 +26,14 @@ from onnxgrad.passes.sync_batch_norm import measure_together
 from onnxgrad.passes.train_mode import SEED, Statistics, to_inference_mode, to_train_mode
 from onnxgrad.passes.use_amx_matmul import use_amx_matmul
 from onnxgrad.train.losses import Loss, Total, parts_of
+
+
+class Selection(NamedTuple):
+    """Which parameters to train, by names and patterns of such; None: all parameters."""
+
+    trainable: str | Sequence[str] | None = None
+    freeze: str | Sequence[str] = ()
+    freeze_statistics: bool = False  # of layers whose weights are not trained
 
 
 class StepGraph(NamedTuple):
@@ -50,7 +60,7 @@ class _Step(Draft):
     """A draft that becomes a training step, or an evaluation."""
 
     terms: Sequence[Loss] | str = ()  # the loss
-    trainable: str | Sequence[str] | None = None
+    selection: Selection = Selection()  # noqa: RUF009 (it is immutable)
     group: int | None = None  # of the ranks that train together (ops/all_reduce.py)
     weights: ir.Value | None = None  # inputs that say which slice of a batch this rank has
     place: ir.Value | None = None
@@ -64,7 +74,7 @@ class _Step(Draft):
 def step_graph(
     prepared: Draft,
     loss: Total | str,
-    trainable: str | Sequence[str] | None,
+    selection: Selection,
     group: int | None = None,
     use_amx: bool = False,
 ) -> StepGraph:
@@ -72,7 +82,7 @@ def step_graph(
 
     With the number of a `group` of ranks, of one rank's slice of a batch. Remarks are added to those of `prepared`.
     """
-    step = _Step(prepared.model, prepared.caller, prepared.unnamed, prepared.remarks, _terms(loss), trainable, group)
+    step = _Step(**vars(prepared), terms=_terms(loss), selection=selection, group=group)
     passes: list[Callable[[_Step], Any]] = [
         _keep_predictions,
         *([_add_slice_inputs] if group is not None else []),
@@ -99,7 +109,7 @@ def step_graph(
 
 def evaluation_graph(prepared: Draft, loss: Total | str, step: StepGraph) -> EvaluationGraph:
     """Inference mode and loss, of the model that the step is of."""
-    draft = _Step(prepared.model, prepared.caller, prepared.unnamed, prepared.remarks, _terms(loss))
+    draft = _Step(**vars(prepared), terms=_terms(loss))
     draft.parameters = [name for name in step.gradients if name in draft.graph.initializers]
     draft.dtype, draft.statistics = step.dtype, step.statistics
     _keep_predictions(draft)
@@ -138,7 +148,16 @@ def _add_slice_inputs(step: _Step) -> None:
 
 
 def _to_train_mode(step: _Step) -> None:
-    step.statistics = to_train_mode(step.graph, step.place)
+    """Which layers keep their statistics is decided by names: the loss is not there yet."""
+    frozen = {name for pattern in _names(step.selection.freeze) or () for name in _matching(step, pattern)}
+    if step.selection.freeze_statistics:
+        trainable = _names(step.selection.trainable)
+        frozen |= {
+            n for n, role in step.roles.items()
+            if not (role.is_parameter if trainable is None else any(fnmatch.fnmatchcase(n, p) for p in trainable))
+            and role.kind != "statistic"
+        }  # fmt: skip
+    step.statistics = to_train_mode(step.graph, step.place, frozen, by_weights=step.selection.freeze_statistics)
 
 
 def _to_inference_mode(step: _Step) -> None:
@@ -171,14 +190,48 @@ def _append_loss(step: _Step) -> None:
 
 def _choose_parameters(step: _Step) -> None:
     """The weights to train, and the type to train them in."""
+    trainable, freeze = _names(step.selection.trainable), _names(step.selection.freeze)
     inputs = {v.name for v in step.graph.inputs}
-    for name in [step.trainable] if isinstance(step.trainable, str) else step.trainable or ():
+    for name in trainable or ():
         if name in inputs:
             raise ValueError(f"{step.caller}: trainable names {name!r}, which is an input of the model, not a weight")
     loss = next(v for v in step.graph.outputs if v.name == step.loss)
-    found = [str(v.name) for v in sources(step.graph, [loss], step.trainable, step.caller, "trainable")]
-    step.parameters = [name for name in found if name in step.graph.initializers]
+    found = [str(v.name) for v in sources(step, [loss], trainable, "trainable")]
+    found = [name for name in found if name in step.graph.initializers]
+    frozen = {name for pattern in freeze or () for name in _matching(step, pattern)}
+    step.parameters = [name for name in found if name not in frozen]
+    if not step.parameters:
+        raise ValueError(f"{step.caller}: freeze leaves nothing to train")
     step.dtype = _training_type(step.graph, step.parameters)
+    if trainable is None:
+        step.remarks += _left_alone(step)
+
+
+def _names(names: str | Sequence[str] | None) -> Sequence[str] | None:
+    return [names] if isinstance(names, str) else names
+
+
+def _matching(step: _Step, pattern: str) -> list[str]:
+    """Floating-point initializers that a pattern of `freeze` stands for."""
+    found = [pattern] if pattern in step.roles else [n for n in step.roles if fnmatch.fnmatchcase(n, pattern)]
+    if not found:
+        raise ValueError(
+            f"{step.caller}: freeze names {pattern!r}, which is not a parameter of the model"
+            f"{suggestion(pattern, step.roles)}"
+        )
+    return found
+
+
+def _left_alone(step: _Step) -> list[str]:
+    """One sentence about what looks like a weight, but is not trained."""
+    others = [
+        f"{name} ({role.why})" for name, role in step.roles.items()
+        if not role.is_parameter and role.kind in ("buffer", "table", "mask", "factor", "token", "constant")
+    ]  # fmt: skip
+    if not others:
+        return []
+    more = f" and {len(others) - 3} more" if len(others) > 3 else ""
+    return [f"left as they are: {', '.join(others[:3])}{more}; naming them in trainable trains them"]
 
 
 def _add_gradient(step: _Step) -> None:

@@ -14,8 +14,8 @@ import onnx_ir as ir
 from onnxgrad.cpu.core.memory import give_back
 from onnxgrad.graph.files import expect_weights, load, save
 from onnxgrad.passes.batch_slice import PLACE, WEIGHTS
-from onnxgrad.passes.draft import without_garbage_collection
-from onnxgrad.passes.prepare import prepare
+from onnxgrad.passes.draft import Draft, without_garbage_collection
+from onnxgrad.passes.prepare import RESTORE, prepare
 from onnxgrad.passes.train_mode import SEED, to_inference_mode
 from onnxgrad.train.buffers import Buffers
 from onnxgrad.train.checkpoint import check_arrays, read_checkpoint, write_checkpoint
@@ -25,7 +25,7 @@ from onnxgrad.train.distributed.ranks import Ranks, on_every_rank, ranks_of
 from onnxgrad.train.distributed.sharding import BatchSlicer
 from onnxgrad.train.evaluation import Evaluation, Metric
 from onnxgrad.train.fitting import FitOptions, Log, Position, Record, TrainingStoppedError, fit
-from onnxgrad.train.graphs import EvaluationGraph, evaluation_graph, step_graph
+from onnxgrad.train.graphs import EvaluationGraph, Selection, evaluation_graph, step_graph
 from onnxgrad.train.losses import Loss, Total
 from onnxgrad.train.optim import Optimizer
 from onnxgrad.train.schedules import Constant, Schedule
@@ -36,10 +36,12 @@ class Trainer:
     """Trains a model in onnxruntime, and exports it.
 
     `model` is a path, an onnx.ModelProto or an onnx_ir.Model, which is not changed. `loss` is one of onnxgrad.losses or
-    a sum of such, or the name of a value that is the loss. `trainable` names the parameters to train, patterns
-    allowed; by default all. `device` is "cpu" or "cuda", where everything stays on the GPU. A schedule multiplies the
-    learning rate. `clip_norm` bounds the norm of the whole gradient, `clip_value` each of its numbers; `accumulate`
-    micro-batches are averaged for one update. `seed` decides what Dropout drops.
+    a sum of such, or the name of a value that is the loss. `trainable` names what to train, patterns allowed; by
+    default all parameters, as `onnxgrad inspect` shows them. `freeze` names some to leave as they are. Each
+    BatchNormalization whose statistics match `freeze` normalizes with them instead of measuring the batch, and so does,
+    with `freeze_statistics`, one whose weights are not trained. `device` is "cpu" or "cuda", where everything stays on
+    the GPU. A schedule multiplies the learning rate. `clip_norm` bounds the norm of the whole gradient, `clip_value`
+    each of its numbers; `accumulate` micro-batches are averaged for one update. `seed` decides what Dropout drops.
 
     With a `communicator` of mpi4py its processes train together, on a slice of every batch each: all are given the same
     batches, and do what one process alone would do. With `shard_optimizer` each keeps and updates its shard of the
@@ -58,6 +60,8 @@ class Trainer:
         optimizer: Optimizer,
         trainable: str | Sequence[str] | None = None,
         *,
+        freeze: str | Sequence[str] = (),
+        freeze_statistics: bool = False,
         device: str = "cpu",
         schedule: Schedule | None = None,
         clip_norm: float | None = None,
@@ -89,12 +93,11 @@ class Trainer:
         use_amx = all(ranks.all_gather(self._device.has_amx))
         group = ranks.group if isinstance(ranks, Ranks) else None
         with without_garbage_collection():
-            loaded = load(model, "Trainer")
-            expect_weights(loaded, "Trainer")
-            prepared = prepare(loaded, "Trainer")
+            prepared = prepare(self._load(), "Trainer")
             weights = {name: value.const_value for name, value in prepared.graph.initializers.items()}
             inference = prepared.clone()
-            self._step = step_graph(prepared, loss, trainable, group, use_amx)
+            selection = Selection(trainable, freeze, freeze_statistics)
+            self._step = step_graph(prepared, loss, selection, group, use_amx)
             self.remarks: list[str] = prepared.remarks
             self._make_arrays(weights, shard_optimizer)
             self._make_sessions(evaluation_graph(inference, loss, self._step), loss)
@@ -102,6 +105,12 @@ class Trainer:
             self._collectives.ranks.expect_same(self._facts())
             self._collectives.broadcast([self._buffers.data, *self.statistics.values()])
         give_back()  # the graphs and weights that all this was made from
+
+    def _load(self) -> ir.Model:
+        """The original model, each of its weights an initializer under the name that its author knows."""
+        model = load(self._source, "Trainer")
+        expect_weights(model, "Trainer")
+        return Draft(model, "Trainer").run(RESTORE).model  # type: ignore[no-any-return]
 
     def _facts(self) -> list[tuple[str, Any]]:
         """What has to be the same on all ranks."""
@@ -387,7 +396,7 @@ class Trainer:
         return found
 
     def _export(self, path: Path) -> list[Path]:
-        model = load(self._source, "Trainer")
+        model = self._load()
         tensors: dict[str, Any] = {name: v.const_value for name, v in model.graph.initializers.items()}
         apart = any(isinstance(t, ir.ExternalTensor) for t in tensors.values())
         for name, array in {**self.parameters, **self.statistics}.items():

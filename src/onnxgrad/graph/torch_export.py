@@ -1,0 +1,66 @@
+"""What torch's exporters leave in a file about the module it was made from.
+
+The exporter on torch.export writes the signature of the module's forward into the graph's metadata, what an initializer
+was (PARAMETER, BUFFER, …) into its value's, and the module and the call that a node came from into the node's. The
+older one, on TorchScript, says the module in the names of nodes (`/layers.0/fc1/MatMul`).
+"""
+
+import ast
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import onnx_ir as ir
+
+PRODUCER = "pytorch"
+PARAMETER = "PARAMETER"
+_SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
+_KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
+_SCOPES = "pkg.torch.onnx.name_scopes"
+_CALL = "pkg.torch.onnx.fx_node"
+_SPEC = re.compile(r"^(\w+): (\w+) target='([^']*)'", re.MULTILINE)
+_ARGUMENT = re.compile(r"%(\w+)")
+
+
+class Input(NamedTuple):
+    """What a module's forward reads: a parameter, a buffer or a constant, by its name in the module."""
+
+    kind: str
+    name: str
+
+
+def signature(graph: ir.Graph) -> dict[str, Input]:
+    """What forward reads, by the names that calls have for it; empty if another exporter made the file."""
+    text = graph.metadata_props.get(_SIGNATURE, "")
+    return {argument: Input(kind, name) for argument, kind, name in _SPEC.findall(text)}
+
+
+def kind_of(value: ir.Value) -> str | None:
+    """What an initializer was in the module, if the file says so."""
+    return value.metadata_props.get(_KIND)
+
+
+def module_of(node: ir.Node) -> str | None:
+    """The name of the module that a node came from: `layers.0.fc1`, and "" for the whole."""
+    text = node.metadata_props.get(_SCOPES)
+    if text is not None:
+        scopes: list[str] = ast.literal_eval(text)
+        return scopes[-2] if len(scopes) > 1 else ""
+    name = node.name or ""
+    return ".".join(name.split("/")[1:-1]) if name.startswith("/") else None
+
+
+def inputs_of_call(node: ir.Node, signature: Mapping[str, Input]) -> list[Input]:
+    """The parameters, buffers and constants that the call which a node came from was given, in order."""
+    _, _, arguments = node.metadata_props.get(_CALL, "").partition("](args")
+    return [signature[name] for name in _ARGUMENT.findall(arguments) if name in signature]
+
+
+def is_folded_norm(node: ir.Node) -> bool:
+    """Whether a node came from the call of a batch norm that the exporter folded into the node before it."""
+    return "batch_norm" in node.metadata_props.get(_CALL, "") and node.op_type != "BatchNormalization"
+
+
+def mark(value: ir.Value, kind: str) -> None:
+    """Says what an initializer is, as the exporter does."""
+    value.metadata_props[_KIND] = kind

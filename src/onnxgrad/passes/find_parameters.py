@@ -1,0 +1,289 @@
+"""find_parameters: which initializers of a model are its parameters, and why the others are not.
+
+Files of torch's exporter say it. Elsewhere, and for weights that the exporter folded, it follows from the use: weights
+of products, convolutions, norms, embeddings and recurrent operators, and what is added to or multiplies what these
+computed. Scalars, masks and tables of sines are not parameters, nor is what only reaches shapes or masks.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrad.domains import MICROSOFT, is_standard
+from onnxgrad.graph.torch_export import PARAMETER, Input, inputs_of_call, kind_of, module_of, signature
+from onnxgrad.passes.draft import Draft, Role
+from onnxgrad.tensor_types import Array
+
+# Roles, by operator and position of the input.
+_WEIGHTS: dict[str, dict[int, str]] = {
+    "MatMul": {0: "weight", 1: "weight"},
+    "Gemm": {0: "weight", 1: "weight", 2: "bias"},
+    "Einsum": {0: "weight", 1: "weight", 2: "weight"},
+    "Conv": {1: "weight", 2: "bias"},
+    "ConvTranspose": {1: "weight", 2: "bias"},
+    "DeformConv": {1: "weight", 3: "bias"},
+    "BatchNormalization": {1: "scale", 2: "bias"},
+    "InstanceNormalization": {1: "scale", 2: "bias"},
+    "GroupNormalization": {1: "scale", 2: "bias"},
+    "LayerNormalization": {1: "scale", 2: "bias"},
+    "RMSNormalization": {1: "scale"},
+    "PRelu": {1: "slope"},
+    "Gather": {0: "embedding"},
+    "LSTM": {1: "weight", 2: "weight", 3: "bias", 7: "weight"},
+    "GRU": {1: "weight", 2: "weight", 3: "bias"},
+    "RNN": {1: "weight", 2: "weight", 3: "bias"},
+}
+_MICROSOFT: dict[str, dict[int, str]] = {
+    "FusedMatMul": {0: "weight", 1: "weight"},
+    "FusedGemm": {0: "weight", 1: "weight", 2: "bias"},
+    "FusedConv": {1: "weight", 2: "bias"},
+    "Attention": {1: "weight", 2: "bias"},
+    "MultiHeadAttention": {3: "bias"},
+    "BiasGelu": {1: "bias"},
+    "FastGelu": {1: "bias"},
+    "SkipLayerNormalization": {2: "scale", 3: "bias", 4: "bias"},
+    "SimplifiedLayerNormalization": {1: "scale"},
+    "SkipSimplifiedLayerNormalization": {2: "scale", 3: "bias"},
+    "EmbedLayerNormalization": {2: "embedding", 3: "embedding", 4: "embedding", 5: "scale", 6: "bias"},
+}
+COMBINED = {"Add": "bias", "Sub": "bias", "Sum": "bias", "Mul": "scale", "Div": "scale", "Concat": "token"}
+_STATISTICS = {"BatchNormalization": (3, 4)}
+_SHAPES = {"Shape", "Size", "ConstantOfShape", "Range", "NonZero", "EyeLike"}  # nothing of their inputs' numbers
+
+MASKED = -100.0  # masks add this or less
+MOST_LOOKED_AT = 1 << 20  # numbers of a tensor
+
+
+def find_parameters(draft: Draft) -> None:
+    """Fills in `draft.roles`."""
+    graph = draft.graph
+    uses, inputs = _Uses(graph), signature(graph)
+    found = {str(v.name): _role(v, uses, inputs) for v in graph.initializers.values() if _is_float(v)}
+    if inputs:
+        _ask_the_modules(graph, uses, inputs, found)
+    elif not any(role.is_parameter for role in found.values()):
+        # A formula without products: its numbers are what there is to train.
+        for name, role in found.items():
+            if role.kind in ("factor", "scalar", "table"):
+                found[name] = Role("weight", True, "the model has no other weights")
+    draft.roles = found
+
+
+def role_at(node: ir.Node, at: int) -> str | None:
+    """What weights at a position of a node are; None if weights are not all that may be there."""
+    table = _WEIGHTS if is_standard(node.domain) else _MICROSOFT if node.domain == MICROSOFT else {}
+    return table.get(node.op_type, {}).get(at)
+
+
+def _is_float(value: ir.Value) -> bool:
+    return value.dtype is not None and value.dtype.is_floating_point()
+
+
+@dataclass
+class _Use:
+    """One way in which an initializer reaches what is computed from inputs."""
+
+    node: ir.Node
+    role: str
+    strong: bool  # a position that only weights have
+    fed: bool = True  # what it is combined with was computed by weights
+
+
+class _Uses:
+    """How initializers are used, also through nodes that compute from initializers alone."""
+
+    def __init__(self, graph: ir.Graph) -> None:
+        self.of: dict[ir.Value, list[_Use]] = {}
+        self.statistics: set[ir.Value] = set()
+        self._origins: dict[ir.Value, tuple[ir.Value, ...]] = {
+            v: (v,) if _is_float(v) else () for v in graph.initializers.values()
+        }
+        self._data: set[ir.Value] = set(graph.inputs) - set(self._origins)
+        self._fed: set[ir.Value] = set()  # by weights
+        for node in graph.all_nodes():
+            self._read(node)
+
+    def _read(self, node: ir.Node) -> None:
+        if node.graph is not None and isinstance(node.graph, ir.Graph):
+            self._data.update(v for v in node.graph.inputs if v not in self._origins)
+        inner = [v for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH for v in a.value.outputs]
+        read = [v for v in node.inputs if v is not None]
+        if node.op_type in _SHAPES or not read + inner:
+            self._origins |= dict.fromkeys(node.outputs, ())
+            return
+        if not inner and all(v in self._origins for v in read):  # of initializers alone
+            origins = dict.fromkeys(o for v in read for o in self._origins[v])
+            self._origins |= dict.fromkeys(node.outputs, tuple(origins))
+            return
+        for at in _STATISTICS.get(node.op_type, ()):
+            if at < len(node.inputs) and (value := node.inputs[at]) is not None:
+                self.statistics.update(self._origins.get(value, ()))
+        strong = False
+        for at, value in enumerate(node.inputs):
+            if value is None or not self._origins.get(value):
+                continue
+            use = self._use(node, at, value)
+            strong |= use.strong
+            for origin in self._origins[value]:
+                self.of.setdefault(origin, []).append(use)
+        self._data.update(node.outputs)
+        if strong or inner or any(v in self._fed for v in read):
+            self._fed.update(node.outputs)
+
+    def _use(self, node: ir.Node, at: int, value: ir.Value) -> _Use:
+        role = role_at(node, at)
+        others = [v for k, v in enumerate(node.inputs) if k != at and v is not None and v not in self._origins]
+        if role is not None:
+            # A product of a weight with positions (rotary tables) is none of weights.
+            high = node.op_type in ("MatMul", "Einsum") and value.shape is not None and len(value.shape) > 2
+            strong = not high or any(v in self._fed for v in others) or any(_comes_as_float(v) for v in others)
+            return _Use(node, role if strong else "factor", strong, fed=strong)
+        fed = any(v in self._fed for v in others)
+        role = COMBINED.get(node.op_type, "constant") if is_standard(node.domain) else "constant"
+        return _Use(node, role, strong=False, fed=fed)
+
+
+def _comes_as_float(value: ir.Value) -> bool:
+    """Whether a value is computed from inputs without a cast from integers."""
+    seen, waiting = set(), [value]
+    while waiting:
+        at = waiting.pop()
+        if at in seen:
+            continue
+        seen.add(at)
+        producer = at.producer()
+        if producer is None:
+            if at.is_graph_input() and _is_float(at):
+                return True
+        elif producer.op_type != "Cast" and producer.op_type not in _SHAPES:
+            waiting += [v for v in producer.inputs if v is not None]
+    return False
+
+
+def _role(value: ir.Value, uses: _Uses, inputs: Mapping[str, Input]) -> Role:
+    """By what the file says of it, else by its uses."""
+    told = kind_of(value) or next((i.kind for i in inputs.values() if i.name == value.name), None)
+    tensor = value.const_value
+    found = uses.of.get(value, [])
+    if value in uses.statistics:
+        return Role("statistic", False, "a running statistic")
+    if not found:
+        return Role("unused", False, "reaches shapes and indices alone")
+    if tensor is None:
+        return Role("constant", False, "has no value in the file")
+    strong = next((use for use in found if use.strong), None)
+    if told is not None and told != PARAMETER:
+        return Role("buffer", False, f"a {told.lower().replace('_', ' ')} of the PyTorch module")
+    if told != PARAMETER and (len(tensor.shape) == 0 or (tensor.size == 1 and strong is None and not _is_bias(found))):
+        return Role("scalar", False, "a scalar")
+    if _is_table_of_sines(tensor):
+        return Role("table", False, "a table of sines and cosines")
+    if told == PARAMETER:
+        return Role(strong.role if strong else found[0].role, True, "a parameter of the PyTorch module")
+    if strong is not None:
+        return Role(strong.role, True, f"the {strong.role} of {strong.node.op_type}")
+    if not _is_finite(tensor):
+        return Role("mask", False, "has numbers that are not finite")
+    return _combined(tensor, found)
+
+
+def _is_bias(uses: Sequence[_Use]) -> bool:
+    """Whether one of the uses adds to what a product computed, as a layer with one output does."""
+    products = ("MatMul", "Gemm", "Conv", "ConvTranspose")
+    before = [v.producer() for use in uses if use.node.op_type == "Add" for v in use.node.inputs if v is not None]
+    return any(node is not None and node.op_type in products for node in before)
+
+
+def _combined(tensor: Any, uses: Sequence[_Use]) -> Role:
+    """Of an initializer that is only added, multiplied or appended."""
+    use = max(uses, key=lambda u: (u.role in ("bias", "scale", "token"), u.fed))
+    if use.role == "constant":
+        return Role("constant", False, f"an input of {use.node.op_type}")
+    if is_mask(tensor):
+        return Role("mask", False, "has the numbers of a mask")
+    varies = sum(d > 1 for d in tensor.shape.numpy())
+    if use.role == "scale" and varies > 1:
+        return Role("table", False, f"a table that {use.node.op_type} is given")
+    if use.role == "token" and not _numbers(tensor).any():
+        return Role("constant", False, f"zeros that {use.node.op_type} is given")
+    if not use.fed:
+        return Role("factor", False, f"{use.node.op_type} applies it to an input, as normalization does")
+    return Role(use.role, True, f"{use.node.op_type} applies it to what weights computed")
+
+
+def _numbers(tensor: Any) -> Array:
+    """The first numbers of a tensor, which tell a mask or a table from a weight; none if its file is not there."""
+    if isinstance(tensor, ir.ExternalTensor) and not Path(tensor.path).is_file():
+        return np.zeros(0, np.float32)
+    numbers: Array = tensor.numpy().reshape(-1)[:MOST_LOOKED_AT].astype(np.float32, copy=False)
+    return numbers
+
+
+def _is_finite(tensor: Any) -> bool:
+    return bool(np.isfinite(_numbers(tensor)).all())
+
+
+def is_mask(tensor: Any) -> bool:
+    """Nothing but 0 and a large negative number, or 0 and 1, in more than one dimension."""
+    numbers = _numbers(tensor)
+    if not numbers.size or sum(d > 1 for d in tensor.shape.numpy()) < 2:
+        return False
+    low, high = numbers.min(), numbers.max()
+    if not ((numbers == low) | (numbers == high)).all():
+        return False
+    return bool(low <= MASKED or (low == 0 and high == 1))
+
+
+def _is_table_of_sines(tensor: Any) -> bool:
+    """Whether every row is pairs of a sine and a cosine: its squares add up to half its length."""
+    shape = tensor.shape.numpy()
+    if not 2 <= len(shape) <= 3 or shape[-1] < 4 or shape[-1] % 2:
+        return False
+    numbers = _numbers(tensor)
+    rows = numbers[: numbers.size // shape[-1] * shape[-1]].reshape(-1, shape[-1])[:64]
+    squares = (rows.astype(np.float64) ** 2).sum(1)
+    squares = squares[squares > 0]
+    return len(squares) > 1 and bool(np.allclose(squares, shape[-1] / 2, rtol=1e-3))
+
+
+def _ask_the_modules(graph: ir.Graph, uses: _Uses, inputs: Mapping[str, Input], found: dict[str, Role]) -> None:
+    """Decides about what torch's exporter computed beforehand: it is trained if a parameter of its module is gone."""
+    gone = parameters_gone(graph, inputs)
+    known = {i.name for i in inputs.values()}
+    for name, role in found.items():
+        value = graph.initializers[name]
+        tensor: Any = value.const_value
+        if kind_of(value) is not None or name in known or role.kind in ("scalar", "unused", "statistic", "mask"):
+            continue
+        mine = uses.of[value]
+        strong = next((use for use in mine if use.strong), None)
+        if strong is not None:
+            given = inputs_of_call(strong.node, inputs)
+            if given and all(i.kind != PARAMETER for i in given):
+                found[name] = Role("buffer", False, "a buffer of the PyTorch module")
+            continue
+        if is_mask(tensor) or not _numbers(tensor).any():
+            found[name] = Role("mask", False, "has the numbers of a mask")
+            continue
+        near = [p for use in mine for p in gone if is_inside(p, module_of(use.node))]
+        if near:
+            near = list(dict.fromkeys(near))
+            found[name] = Role(mine[0].role, True, f"computed from {' or '.join(near[:3])} of the PyTorch module")
+        else:
+            found[name] = Role("table", False, "computed from no parameter of its PyTorch module")
+
+
+def parameters_gone(graph: ir.Graph, inputs: Mapping[str, Input]) -> list[str]:
+    """Parameters of the module that the file does not have under their name."""
+    return [i.name for i in inputs.values() if i.kind == PARAMETER and i.name not in graph.initializers]
+
+
+def is_inside(parameter: str, module: str | None) -> bool:
+    """Whether a parameter is a module's own, or of a layer in it that has no layers."""
+    if module is None or (module and not parameter.startswith(f"{module}.")):
+        return False
+    return parameter.removeprefix(f"{module}." if module else "").count(".") <= 1

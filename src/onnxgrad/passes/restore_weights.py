@@ -1,0 +1,241 @@
+"""restore_weights: the parameters of a PyTorch module, as they were before torch's exporters folded them.
+
+The exporters transpose the weight of a Linear and number it (`val_12`), and make one initializer of all that have the
+same numbers, so that fresh norms share their scales. Here weights get back their names, those that were several are
+several again, and a weight that was used twice (an embedding that is also the last layer) is one again.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrad.graph.torch_export import (
+    PARAMETER,
+    PRODUCER,
+    Input,
+    inputs_of_call,
+    is_folded_norm,
+    mark,
+    module_of,
+    signature,
+)
+from onnxgrad.passes.draft import Draft
+from onnxgrad.passes.find_parameters import COMBINED, find_parameters, is_inside, parameters_gone, role_at
+
+_RECURRENT = {"LSTM", "GRU", "RNN"}
+_RECURRENT_NAMES = {1: "weight_ih", 2: "weight_hh", 3: "bias", 7: "peephole"}
+_NUMBERED = "onnx::"  # how names begin that the exporter on TorchScript makes up
+
+
+def restore_weights(draft: Draft) -> None:
+    """Changes the names and the number of parameters, nothing of what the model computes."""
+    if draft.model.producer_name != PRODUCER:
+        return
+    graph = draft.graph
+    inputs = signature(graph)
+    if inputs:
+        _add_biases(graph, inputs)
+    else:
+        _undo_identities(graph)
+        _tie_embeddings(graph)
+    # First those that calls name; what is left of the module's parameters tells what the others were computed from.
+    for are_named in (True, False):
+        find_parameters(draft)
+        originals = _Originals(graph, inputs, are_named)
+        for value in list(graph.initializers.values()):
+            if (role := draft.roles.get(str(value.name))) is not None and role.is_parameter:
+                _restore(graph, value, originals)
+
+
+def _restore(graph: ir.Graph, value: ir.Value, originals: "_Originals") -> None:
+    groups: dict[str, list[Any]] = {}
+    for use in value.uses():
+        groups.setdefault(originals.name(value, use), []).append(use)
+    kept = str(value.name) if str(value.name) in groups else next(iter(groups))
+    for name, uses in groups.items():
+        if name != kept:
+            _give_own(graph, value, name, uses)
+    if kept != value.name:
+        _rename(graph, value, kept, groups[kept])
+    if not originals.are_named:
+        _undo_expand(graph, value)
+
+
+class _Originals:
+    """The names that initializers have, for each of their users, in the module."""
+
+    def __init__(self, graph: ir.Graph, inputs: Mapping[str, Input], are_named: bool) -> None:
+        """`are_named`: by calls, rather than by the module."""
+        self._inputs, self._gone, self.are_named = inputs, parameters_gone(graph, inputs), are_named
+        self._layers: dict[str, list[ir.Node]] = {}  # recurrent nodes, by module
+
+    def name(self, value: ir.Value, use: Any) -> str:
+        """That of an initializer for one of its users; its own, if nothing else is known."""
+        own, node = str(value.name), use.node
+        module, role = module_of(node), role_at(node, use.idx)
+        ending = _ending(role or COMBINED.get(node.op_type))
+        is_numbered = bool(self._inputs) or own.startswith(_NUMBERED)
+        if module is None or not is_numbered:
+            return own
+        if node.op_type in _RECURRENT and role is not None:
+            return f"{module}.{_RECURRENT_NAMES[use.idx]}_l{self._layer(module, node)}"
+        if not self._inputs:
+            return own if role is None else f"{module}.{ending}"
+        given = [i.name for i in inputs_of_call(node, self._inputs) if i.kind == PARAMETER]
+        if own in given or (is_folded_norm(node) and role != "bias"):
+            return own
+        if given or self.are_named:
+            matching = [name for name in given if name.endswith(f".{ending}")] if len(given) > 1 else given
+            return matching[0] if len(matching) == 1 else own
+        near = [name for name in self._gone if is_inside(name, module)]
+        if len(near) == 1:
+            return near[0]
+        is_shared = len({module_of(other.node) for other in value.uses()}) > 1
+        return f"{module}.{own}" if near and is_shared else own
+
+    def _layer(self, module: str, node: ir.Node) -> int:
+        same = self._layers.setdefault(module, [])
+        if node not in same:
+            same.append(node)
+        return same.index(node)
+
+
+def _ending(role: str | None) -> str:
+    return "bias" if role == "bias" else "weight"
+
+
+def _add_biases(graph: ir.Graph, inputs: Mapping[str, Input]) -> None:
+    """Gives biases back to nodes: the exporter removes those that are 0, as all are in a fresh model."""
+    for node in graph:
+        positions = [at for at in range(3) if role_at(node, at) == "bias"]
+        if not positions or ((at := positions[0]) < len(node.inputs) and node.inputs[at] is not None):
+            continue
+        given = [i.name for i in inputs_of_call(node, inputs) if i.kind == PARAMETER and i.name.endswith(".bias")]
+        weight = node.inputs[1]
+        if len(given) != 1 or weight is None or weight.const_value is None or weight.shape is None:
+            continue
+        outputs = _outputs_of(node, weight.shape.numpy())
+        if given[0] in graph.initializers or not outputs:
+            continue
+        zeros = ir.Tensor(np.zeros(outputs, weight.const_value.numpy().dtype), dtype=weight.dtype, name=given[0])
+        bias = ir.Value(name=given[0], type=weight.type, shape=ir.Shape([outputs]), const_value=zeros)
+        mark(bias, PARAMETER)
+        graph.register_initializer(bias)
+        node.resize_inputs(max(len(node.inputs), at + 1))
+        node.replace_input_with(at, bias)
+
+
+def _outputs_of(node: ir.Node, weight: tuple[int, ...]) -> int:
+    """How many numbers a bias has; 0 for other nodes."""
+    if node.op_type == "Gemm":
+        return weight[0] if node.attributes.get_int("transB", 0) else weight[1]
+    if node.op_type == "Conv":
+        return weight[0]
+    return weight[1] * node.attributes.get_int("group", 1) if node.op_type == "ConvTranspose" else 0
+
+
+def _give_own(graph: ir.Graph, value: ir.Value, name: str, uses: list[Any]) -> None:
+    """Another initializer of the same numbers, for some of the users."""
+    if name in graph.initializers:
+        _tie(graph, value, graph.initializers[name], uses)
+        return
+    own = ir.Value(name=name, type=value.type, shape=value.shape, const_value=value.const_value)
+    mark(own, PARAMETER)
+    graph.register_initializer(own)
+    for use in uses:
+        use.node.replace_input_with(use.idx, own)
+
+
+def _rename(graph: ir.Graph, value: ir.Value, name: str, uses: list[Any]) -> None:
+    if name in graph.initializers:
+        _tie(graph, value, graph.initializers[name], uses)
+        return
+    graph.initializers.pop(str(value.name))
+    value.name = name
+    mark(value, PARAMETER)
+    graph.register_initializer(value)
+
+
+def _tie(graph: ir.Graph, value: ir.Value, other: ir.Value, uses: list[Any]) -> None:
+    """Gives users another initializer if it has the same numbers, or has them transposed."""
+    mine, its = (np.asarray(v.const_value.numpy()) for v in (value, other) if v.const_value is not None)
+    if mine.shape == its.shape and np.array_equal(mine, its):
+        result = other
+    elif mine.ndim == 2 and mine.shape == its.shape[::-1] and np.array_equal(mine, its.T):
+        node = ir.Node("", "Transpose", [other], [ir.AttrInt64s("perm", [1, 0])], num_outputs=1)
+        node.name = f"{other.name}_transposed"
+        result = node.outputs[0]
+        result.name, result.type, result.shape = node.name, value.type, value.shape
+        graph.insert_before(graph[0], node)
+    else:
+        return
+    for use in uses:
+        use.node.replace_input_with(use.idx, result)
+    if not value.uses() and not value.is_graph_output():
+        graph.initializers.pop(str(value.name))
+
+
+def _tie_embeddings(graph: ir.Graph) -> None:
+    """Makes one again of an embedding and the last layer, whose weight the exporter on TorchScript transposed."""
+    tables = {n.inputs[0] for n in graph if n.op_type == "Gather" and n.inputs[0] is not None}
+    for value in list(graph.initializers.values()):
+        uses = [use for use in value.uses() if use.node.op_type == "MatMul"]
+        if not str(value.name).startswith(_NUMBERED) or value.const_value is None or len(uses) != len(value.uses()):
+            continue
+        shape = value.const_value.shape.numpy()
+        for table in tables:
+            if table.const_value is not None and table.const_value.shape.numpy() == shape[::-1] and len(shape) == 2:
+                _tie(graph, value, table, uses)
+
+
+def _undo_expand(graph: ir.Graph, value: ir.Value) -> None:
+    """Makes one again of a token that the exporter repeated for each example of its batch."""
+    shape = () if value.const_value is None else value.const_value.shape.numpy()
+    batches = (v for v in graph.inputs if v.shape is not None and len(v.shape) and v.shape[0] == shape[0])
+    if len(shape) < 3 or shape[0] < 2 or (batch := next(batches, None)) is None or value.const_value is None:
+        return
+    array = value.const_value.numpy()
+    if not (array == array[:1]).all():
+        return
+    name, dtype = str(value.name), value.const_value.dtype
+    one = ir.Value(name=name, type=value.type, shape=ir.Shape([1, *shape[1:]]))
+    one.const_value = ir.Tensor(np.ascontiguousarray(array[:1]), dtype=dtype, name=name)
+    one.metadata_props.update(value.metadata_props)
+    ends = [ir.AttrInt64("start", 0), ir.AttrInt64("end", 1)]
+    size = ir.Node("", "Shape", [batch], ends, num_outputs=1, name=f"{name}_batch")
+    rest = ir.AttrTensor("value", ir.Tensor(np.ones(len(shape) - 1, np.int64)))
+    ones = ir.Node("", "Constant", [], [rest], num_outputs=1, name=f"{name}_ones")
+    whole = ir.Node("", "Concat", [size.outputs[0], ones.outputs[0]], [ir.AttrInt64("axis", 0)], num_outputs=1)
+    whole.name = f"{name}_shape"
+    expand = ir.Node("", "Expand", [one, whole.outputs[0]], num_outputs=1, name=f"{name}_expanded")
+    for node in (size, ones, whole, expand):
+        node.outputs[0].name = node.name
+    expand.outputs[0].type, expand.outputs[0].shape = value.type, value.shape
+    for node in (expand, whole, ones, size):
+        graph.insert_before(graph[0], node)
+    value.replace_all_uses_with(expand.outputs[0])
+    graph.initializers.pop(name)
+    graph.register_initializer(one)
+
+
+def _undo_identities(graph: ir.Graph) -> None:
+    """Gives an initializer of its own to each Identity that the exporter on TorchScript made of equal ones.
+
+    It cannot be told whether equal weights were one: only those that are one number all over are taken for several.
+    """
+    for node in list(graph):
+        source = node.inputs[0] if node.op_type == "Identity" else None
+        if source is None or not source.is_initializer() or source.const_value is None:
+            continue
+        (result,) = node.outputs
+        array = source.const_value.numpy()
+        if result.is_graph_output() or array.size < 2 or not (array == array.flat[0]).all():
+            continue
+        name = str(result.name)
+        result.name = None
+        own = ir.Value(name=name, type=source.type, shape=source.shape, const_value=source.const_value)
+        graph.register_initializer(own)
+        result.replace_all_uses_with(own)
+        graph.remove(node, safe=True)
