@@ -22,8 +22,8 @@ of_option = click.option(
 )
 wrt_option = click.option(
     "--wrt", multiple=True, metavar="PATTERN",
-    help="Inputs and initializers whose gradients to compute, by name or pattern ('layer1.*'); by default every "
-    "floating-point initializer. Repeatable.",
+    help="Inputs and initializers whose gradients to compute, by name or pattern ('layer1.*'); by default all "
+    "parameters, as `onnxgrad inspect` shows them. Repeatable.",
 )  # fmt: skip
 
 

@@ -1,0 +1,104 @@
+"""onnxgrad inspect: what a model is, and what training would do with it."""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+import onnx_ir as ir
+
+from onnxgrad.cli.group import command
+from onnxgrad.cli.tables import described, plain_console, show
+from onnxgrad.domains import is_standard
+from onnxgrad.graph.torch_export import is_folded_norm
+
+YES = {True: "yes", False: "no"}
+MOST_ROWS = 60  # of initializers, unless all are asked for
+
+
+@command
+@click.argument("model", type=click.Path(path_type=Path))
+@click.option("--all", "all_rows", is_flag=True, help="List every initializer, also scalars.")
+def inspect(model: Path, all_rows: bool) -> None:
+    """Show what MODEL is made of, which of its initializers are trained by default, and why the others are not.
+
+    \b
+    onnxgrad inspect model.onnx
+    """
+    from onnxgrad.graph.files import load
+    from onnxgrad.passes.draft import Draft
+    from onnxgrad.passes.prepare import RESTORE, prepare
+
+    loaded = load(model, "inspect")
+    nodes, opset = sum(1 for _ in loaded.graph.all_nodes()), loaded.graph.opset_imports.get("", "?")
+    maker = f"made by {loaded.producer_name} {loaded.producer_version or ''}".rstrip() if loaded.producer_name else ""
+    draft = prepare(Draft(loaded, "inspect").run(RESTORE).model, "inspect")
+    graph, console = draft.graph, plain_console()
+    facts = (f"{nodes} nodes", f"opset {opset}", f"IR version {loaded.ir_version}", maker)
+    console.print(f"{model}: {', '.join(filter(None, facts))}", markup=False)
+    inputs = [v for v in graph.inputs if v.name not in graph.initializers]
+    ends = [("input", v) for v in inputs] + [("output", v) for v in graph.outputs]
+    show(["", "name", "type"], [[what, str(v.name), described(v)] for what, v in ends])
+    weights = [
+        (name, role, tensor) for name, role in draft.roles.items()
+        if (value := graph.initializers.get(name)) is not None and (tensor := value.const_value) is not None
+    ]  # fmt: skip
+    shown = weights if all_rows else [w for w in weights if w[1].kind not in ("scalar", "unused")][:MOST_ROWS]
+    show(["initializer", "shape", "numbers", "role", "trained", "why"], [
+        [name, str(list(tensor.shape.numpy())), f"{tensor.size:,}", role.kind, YES[role.is_parameter], role.why]
+        for name, role, tensor in shown
+    ])  # fmt: skip
+    if len(shown) < len(weights):
+        console.print(f"and {len(weights) - len(shown)} more: --all shows them")
+    trained = [tensor.size for _, role, tensor in weights if role.is_parameter]
+    lines = [f"trained by default: {sum(trained):,} numbers in {len(trained)} initializers"]
+    lines += [*_about_batches(inputs), *_about_modes(graph), *_about_rules(graph), *draft.remarks]
+    for line in lines:
+        console.print(line, markup=False)
+
+
+def _about_batches(inputs: Sequence[ir.Value]) -> list[str]:
+    """Whether batches of any size fit."""
+    sizes = {str(v.name): v.shape[0] for v in inputs if v.shape is not None and len(v.shape)}
+    fixed = {name: size for name, size in sizes.items() if isinstance(size, int)}
+    if not sizes:
+        return []
+    if not fixed:
+        return ["batches: of any size"]
+    return [
+        f"batches: {', '.join(f'{name} has {size} examples' for name, size in fixed.items())}, no more and no fewer"
+    ]
+
+
+def _about_modes(graph: ir.Graph) -> list[str]:
+    """What changes in train mode."""
+    count = Counter(node.op_type for node in graph if is_standard(node.domain))
+    lines = []
+    if dropouts := count["Dropout"]:
+        lines.append(f"Dropout: {dropouts} nodes drop in training, and pass everything in evaluation and exports")
+    if norms := count["BatchNormalization"]:
+        lines.append(
+            f"BatchNormalization: {norms} nodes measure their batches in training and update their statistics; frozen "
+            "ones stay"
+        )
+    elif any(is_folded_norm(node) for node in graph):
+        lines.append(
+            "BatchNormalization: the exporter folded it into other layers, so there is none to train: to keep it, "
+            "export in train mode with optimize=False"
+        )
+    return lines
+
+
+def _about_rules(graph: ir.Graph) -> list[str]:
+    """Operators that a gradient cannot go through."""
+    from onnxgrad.rules.registry import RULES
+
+    count = Counter(
+        f"{node.domain}.{node.op_type}" if not is_standard(node.domain) else node.op_type
+        for node in graph.all_nodes()
+        if ("" if is_standard(node.domain) else node.domain, node.op_type) not in RULES
+    )
+    if not count:
+        return ["gradients: every operator has a rule"]
+    listed = ", ".join(f"{name} ({number})" for name, number in count.most_common())
+    return [f"gradients: no rule for {listed}; what depends on them is not trained"]
