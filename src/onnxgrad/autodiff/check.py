@@ -19,8 +19,9 @@ from onnxgrad.autodiff.reference.recurrent import FAILING, RECURRENT
 from onnxgrad.autodiff.reference.windows import WINDOWS
 from onnxgrad.graph.files import expect_weights, load
 from onnxgrad.op import operator_of, reference_ops
+from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.finish import FINISH
-from onnxgrad.passes.prepare import prepare
+from onnxgrad.passes.prepare import OLDEST_OPSET, TO_NEW_OPSET, prepare
 from onnxgrad.rules.contrib_schemas import contrib_ops, fast_gelu, gelu
 from onnxgrad.runtime.interrupts import run
 
@@ -243,10 +244,13 @@ def _with_named_outputs(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _whole_proto(model: Any) -> onnx.ModelProto:
-    """With its weights in it: they are going to be moved."""
+    """With its weights in it, which are going to be moved, and of an opset that onnx.reference runs as it should."""
     loaded = load(model, "check_gradient")
     expect_weights(loaded, "check_gradient")
-    proto: onnx.ModelProto = ir.to_proto(ir.external_data.load_to_model(loaded))
+    loaded = ir.external_data.load_to_model(loaded)
+    if loaded.graph.opset_imports.get("", OLDEST_OPSET) < OLDEST_OPSET:
+        loaded = Draft(loaded, "check_gradient").run(TO_NEW_OPSET).model
+    proto: onnx.ModelProto = ir.to_proto(loaded)
     return proto
 
 

@@ -1,11 +1,13 @@
 """prepare(): a model as rules are written for it, by passes that gradients and training begin with."""
 
+import re
 from contextlib import suppress
 
 import onnx_ir as ir
 from onnx import version_converter
 from onnx_ir.passes import common
 
+from onnxgrad.domains import is_standard
 from onnxgrad.functions.add_functions import WRITTEN_BY
 from onnxgrad.graph.tensor import MOST_READ
 from onnxgrad.passes.draft import Draft, Pass
@@ -19,6 +21,9 @@ from onnxgrad.passes.restore_weights import restore_weights
 from onnxgrad.passes.weights_aside import weights_aside
 from onnxgrad.rules.registry import RULES
 
+ASSERTION = re.compile(r"^\S+:\d+: .* failed: ")  # the place in onnx's C++ code
+RESIZE_WITH_MODES = 11  # the first opset where Resize can be told where it reads
+OLDEST_IR = 4  # from which on an initializer need not be an input, too
 OLDEST_OPSET = 18  # the oldest that the functions of our operators are written for; older models are converted
 
 
@@ -56,15 +61,29 @@ def convert_opset(draft: Draft) -> None:
         return
     with weights_aside(draft.graph) as weights:
         proto = ir.to_proto(draft.model)
+    proto.ir_version = max(proto.ir_version, OLDEST_IR)
     try:
         converted = version_converter.convert_version(proto, OLDEST_OPSET)
     except Exception as error:  # of any type, from C++
         raise ValueError(
             f"{draft.caller}: the model imports opset {opset}, rules are written for {OLDEST_OPSET} and newer, and "
-            f"onnx cannot convert it: {str(error).splitlines()[0]}"
+            f"onnx cannot convert it: {ASSERTION.sub('', str(error).splitlines()[0])}"
         ) from None
     draft.model = ir.from_proto(converted)
     weights.put_back(draft.graph)
+    if opset < RESIZE_WITH_MODES:
+        _keep_coordinates(draft.model)
+
+
+def _keep_coordinates(model: ir.Model) -> None:
+    """Says how an Upsample or Resize without modes reads: onnx's converter lets it take the newer default."""
+    for graph in model.graphs():
+        for node in graph:
+            if node.op_type == "Resize" and is_standard(node.domain):
+                node.attributes["coordinate_transformation_mode"] = ir.AttrString(
+                    "coordinate_transformation_mode", "asymmetric"
+                )
+                node.attributes["nearest_mode"] = ir.AttrString("nearest_mode", "floor")
 
 
 def name_dimensions(draft: Draft) -> None:
@@ -97,13 +116,12 @@ def lift_constants(draft: Draft) -> None:
 
 # What training changes is an initializer of its own, under the name that its author knows. Exporting does it, too.
 RESTORE: list[Pass] = [lift_constants, restore_weights]
+TO_NEW_OPSET: list[Pass] = [inline_functions, remove_initializers_from_inputs, convert_opset]
 
 PREPARE: list[Pass] = [
     drop_own_functions,
     read_small_tensors,
-    inline_functions,
-    remove_initializers_from_inputs,
-    convert_opset,
+    *TO_NEW_OPSET,
     find_parameters,
     name_nodes,
     name_dimensions,

@@ -1,0 +1,143 @@
+"""Models of older opsets and IR versions, as the ONNX model zoo has them, are trained like new ones."""
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from click.testing import CliRunner
+from onnx import TensorProto, helper, numpy_helper
+from tests.checks import raises
+
+import onnxgrad
+from onnxgrad import cli
+from onnxgrad.train import losses, optim
+from onnxgrad.train.trainer import Trainer
+
+CLASSES = 5
+
+
+def weights():
+    rng = np.random.default_rng(0)
+
+    def normal(*shape):
+        return (rng.standard_normal(shape) / np.sqrt(max(1, np.prod(shape[1:])))).astype(np.float32)
+
+    return {
+        "conv_w": normal(8, 3, 3, 3), "conv_b": normal(8), "bn_scale": 1 + 0.1 * normal(8), "bn_bias": normal(8),
+        "bn_mean": normal(8), "bn_var": 1 + 0.1 * np.abs(normal(8)), "squeeze_w": normal(4, 8, 1, 1),
+        "wide_w": normal(600, 12, 1, 1), "fc_w": normal(CLASSES, 600), "fc_b": normal(CLASSES),
+    }  # fmt: skip
+
+
+def node(op_type, inputs, outputs, **attributes):
+    return helper.make_node(op_type, inputs.split(), outputs.split(), name=f"{op_type}_{outputs}", **attributes)
+
+
+def convnet(opset, ir_version):
+    """What VGG, ResNet, SqueezeNet, ShuffleNet and YOLO files are made of, in the forms that the opset has."""
+    old = opset < 13
+    arrays = weights()
+    constants = {
+        "flat": np.array([0, -1]),
+        "scales": np.array([1, 1, 2, 2], np.float32),
+        "roi": np.zeros(0, np.float32),
+    }
+    bounds = {
+        "ratio": np.float32(0.4),
+        "low": np.float32(0),
+        "high": np.float32(4),
+        "axes": np.array([2, 3]),
+        "sizes": np.array([3, 5]),
+    }
+    if opset == 7:
+        grow = [node("Upsample", "l", "u", scales=[1.0, 1.0, 2.0, 2.0], mode="linear")]
+    elif opset == 9:
+        grow = [node("Upsample", "l scales", "u", mode="linear")]
+    else:
+        modes = {"mode": "linear", "coordinate_transformation_mode": "asymmetric"}
+        grow = [helper.make_node("Resize", ["l", "roi", "scales"], ["u"], **modes)]
+    clip = [node("Clip", "u", "k", min=0.0, max=4.0) if opset < 11 else node("Clip", "u low high", "k")]
+    split = node("Split", "s", "s1 s2", axis=1, split=[3, 5]) if old else node("Split", "s sizes", "s1 s2", axis=1)
+    squeezed = node("Squeeze", "g", "q", axes=[2, 3]) if old else node("Squeeze", "g axes", "q")
+    norm = {"spatial": 1} if opset < 9 else {}
+    nodes = [
+        node("Conv", "x conv_w conv_b", "c", pads=[1, 1, 1, 1]),
+        node("BatchNormalization", "c bn_scale bn_bias bn_mean bn_var", "b", epsilon=1e-3, momentum=0.8, **norm),
+        node("Relu", "b", "r"),
+        node("MaxPool", "r", "p", kernel_shape=[2, 2], strides=[2, 2]),
+        node("LRN", "p", "l", size=3, alpha=0.1), *grow, *clip,
+        node("Conv", "k squeeze_w", "f1"), node("Sum", "k r", "s"), split,
+        node("Concat", "f1 s1 s2", "j", axis=1), node("Conv", "j wide_w", "w"), node("Sigmoid", "w", "a"),
+        node("GlobalAveragePool", "a", "g"), squeezed,
+        node("Dropout", "q", "d", ratio=0.4) if opset < 12 else node("Dropout", "q ratio", "d"),
+        node("Reshape", "d flat", "e"), node("Gemm", "e fc_w fc_b", "h", transB=1),
+        node("Softmax", "h", "y") if old else node("Softmax", "h", "y", axis=1),
+    ]  # fmt: skip
+    read = {name for n in nodes for name in n.input}
+    arrays |= {name: a for name, a in (constants | bounds).items() if name in read}
+    infos = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, 8, 8])]
+    if ir_version < 4:
+        infos += [
+            helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
+            for n, a in arrays.items()
+        ]
+    result = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", CLASSES])]
+    graph = helper.make_graph(nodes, "net", infos, result, [numpy_helper.from_array(a, n) for n, a in arrays.items()])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir_version)
+
+
+def batch(k):
+    rng = np.random.default_rng(k)
+    return {"x": rng.standard_normal((4, 3, 8, 8)).astype(np.float32), "target": rng.random((4, CLASSES), np.float32)}
+
+
+def trained(model, steps=3):
+    trainable = [name for name in weights() if name not in ("bn_mean", "bn_var")]
+    mine = Trainer(model, losses.MSE("y"), optim.SGD(lr=0.5), trainable)
+    return mine, [mine.step(batch(k)) for k in range(steps)]
+
+
+@pytest.mark.parametrize("opset, ir_version", [(7, 3), (9, 3), (9, 4), (11, 3), (13, 7)])
+def test_models_of_the_zoo_train_like_new_ones(opset, ir_version, tmp_path):
+    expected, losses_of_new = trained(convnet(18, 8))
+    model = convnet(opset, ir_version)
+    onnx.checker.check_model(model)
+    mine, found = trained(model)
+    np.testing.assert_allclose(found, losses_of_new, rtol=1e-5)
+    for name, array in {**expected.parameters, **expected.statistics}.items():
+        mine_now = {**mine.parameters, **mine.statistics}[name]
+        np.testing.assert_allclose(mine_now, array, rtol=1e-4, atol=1e-6, err_msg=name)
+    path = tmp_path / "trained.onnx"
+    mine.export(path)
+    written = onnx.load(path)
+    onnx.checker.check_model(written)
+    assert (written.opset_import[0].version, written.ir_version) == (opset, ir_version)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # about initializers that are inputs
+    (y,) = onnxruntime.InferenceSession(path, options).run(None, {"x": batch(9)["x"]})
+    loss = expected.evaluate([batch(9)])["loss"]
+    np.testing.assert_allclose(np.mean((y - batch(9)["target"]) ** 2), loss, rtol=1e-5)
+    assert trained(path, 1)[1][0] < found[0]  # and can be trained again
+
+
+def test_the_command_line_takes_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    onnx.save(convnet(7, 3), "m.onnx")
+    np.savez("data.npz", **{name: np.concatenate([batch(k)[name] for k in range(3)]) for name in batch(0)})
+    for command in (
+        "train m.onnx --data data.npz --loss mse:y -o trained.onnx --batch-size 4 --quiet",
+        "check m.onnx --wrt fc_*", "grad m.onnx --wrt fc_* -o grad.onnx",
+    ):  # fmt: skip
+        done = CliRunner().invoke(cli.main, command.split())
+        assert done.exit_code == 0, done.output
+
+
+def test_what_onnx_cannot_convert_is_one_sentence():
+    model = convnet(7, 3)
+    next(n for n in model.graph.node if n.op_type == "BatchNormalization").attribute[-1].i = 0
+    with raises(
+        ValueError,
+        "gradient: the model imports opset 7, rules are written for 18 and newer, and onnx cannot convert it: "
+        "Attribute spatial must have value 1",
+    ):
+        onnxgrad.gradient(model)
