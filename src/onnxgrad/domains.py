@@ -1,6 +1,7 @@
 """The domains that operators live in."""
 
 MICROSOFT = "com.microsoft"  # onnxruntime's, and so that of onnxruntime-training's operators
+ML = "ai.onnx.ml"  # operators of classical models, as skl2onnx writes them
 OWN = "onnxgrad"  # operators that onnxruntime-training does not have, or has with another contract
 
 

@@ -99,6 +99,21 @@ def test_two_classes_of_one_sigmoid():
     assert_same(mine, expected(lambda z: F.binary_cross_entropy_with_logits(z, torch.tensor(BITS)), "v"))
 
 
+@pytest.mark.parametrize("sum_of", ["ReduceSum", "ReduceL1"])
+def test_positive_numbers_over_their_sum(sum_of):
+    """As one-vs-rest classifiers have them."""
+    body = f"a = Constant<value_ints=[1]>() s = Sigmoid(z) t = {sum_of}(s, a) y = Div(s, t)"
+    mine = trained(model(body), losses.CrossEntropy("y"), {"x": X, "target": CLASSES})
+
+    def theirs(z):
+        s = torch.sigmoid(z)
+        return F.nll_loss(torch.log(s / s.sum(1, keepdim=True)), torch.tensor(CLASSES))
+
+    assert_same(mine, expected(theirs))
+    taken = "so that the loss takes its logarithm; the output stays as it is."
+    assert mine[2] == [f"CrossEntropy: 'y' comes from a division by its sum, {taken}"]
+
+
 UNCLEAR = {
     "classes along another axis": "y = Softmax<axis=0>(z)",
     "classes moved by a reshape": "a = Constant<value_ints=[-1]>() b = Constant<value_ints=[-1,3]>()"
@@ -114,7 +129,7 @@ def test_nothing_is_guessed(body):
     assert value == pytest.approx(F.cross_entropy(y, torch.tensor(CLASSES)).item(), rel=1e-5)
     assert said == [
         "CrossEntropy: 'y' comes from Softmax, but not along the classes as far as can be seen, so that the loss takes "
-        "it for logits; to have what is before it, name 'z'."
+        "it for logits; to have what is before it, 'z', name that."
     ]
 
 

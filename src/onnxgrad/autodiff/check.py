@@ -17,6 +17,7 @@ from onnxgrad.autodiff.float64 import in_float64
 from onnxgrad.autodiff.reference.normalization import NORMALIZATIONS
 from onnxgrad.autodiff.reference.recurrent import FAILING, RECURRENT
 from onnxgrad.autodiff.reference.windows import WINDOWS
+from onnxgrad.domains import ML
 from onnxgrad.graph.files import expect_weights, load
 from onnxgrad.op import operator_of, reference_ops
 from onnxgrad.passes.draft import Draft
@@ -248,7 +249,9 @@ def _whole_proto(model: Any) -> onnx.ModelProto:
     loaded = load(model, "check_gradient")
     expect_weights(loaded, "check_gradient")
     loaded = ir.external_data.load_to_model(loaded)
-    if loaded.graph.opset_imports.get("", OLDEST_OPSET) < OLDEST_OPSET:
+    if any(node.domain == ML for node in loaded.graph):  # whose weights are attributes
+        loaded = prepare(loaded, "check_gradient").model
+    elif loaded.graph.opset_imports.get("", OLDEST_OPSET) < OLDEST_OPSET:
         loaded = Draft(loaded, "check_gradient").run(TO_NEW_OPSET).model
     proto: onnx.ModelProto = ir.to_proto(loaded)
     return proto

@@ -14,6 +14,8 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from onnxgrad.graph import maps
+
 DAY = 24 * 60 * 60  # seconds, after which nobody is still writing a file
 LARGEST = 2**31 - 2**26  # bytes of weights in a file of protobuf, which ends at 2 GB, and room for the graph
 # What onnxruntime says of operators, types and versions that it has no kernels for: others may have some.
@@ -28,7 +30,7 @@ def load(model: Any, caller: str) -> ir.Model:
     if isinstance(model, ir.Model):
         return model.clone()
     if isinstance(model, onnx.ModelProto):
-        return ir.from_proto(model)
+        return maps.from_proto(model)
     if not isinstance(model, (str, os.PathLike)):
         raise TypeError(
             f"{caller}: model is a {type(model).__name__}, expected a path, an onnx.ModelProto or an onnx_ir.Model"
@@ -37,7 +39,10 @@ def load(model: Any, caller: str) -> ir.Model:
     if not path.is_file():
         raise FileNotFoundError(f"{caller}: the file {str(path)!r} does not exist, expected an ONNX model")
     try:
-        return ir.load(path.absolute())  # its weights are found whatever the working directory becomes
+        loaded = maps.from_proto(onnx.load(path, load_external_data=False))
+        # Its weights are found whatever the working directory becomes.
+        ir.external_data.set_base_dir(loaded.graph, path.absolute().parent)
+        return loaded
     except Exception as error:  # of protobuf, or whatever reads the format
         raise ValueError(f"{caller}: {str(path)!r} is not an ONNX model ({type(error).__name__})") from None
 
@@ -71,14 +76,14 @@ def save(model: ir.Model, path: Path, source: Path | None) -> list[Path]:
     stay = inside <= LARGEST and source is not None and (not files or path.parent.samefile(source.parent))
     if stay:  # its draft is beside the files that it names by where they are from its own folder
         with replaced(path) as draft:
-            ir.save(model, draft)
+            maps.save(model, draft)
             _expect_valid(draft, path)
         return [path, *files]
     data = data_file(path)
     folder = _draft(path)
     try:
         folder.mkdir()
-        ir.save(model, folder / path.name, external_data=data.name)
+        maps.save(model, folder / path.name, external_data=data.name)
         _expect_valid(folder / path.name, path)
         files = [data] if (folder / data.name).exists() else []
         # The model last: whoever finds it finds its weights. In place of a link, which onnx does not read weights from.

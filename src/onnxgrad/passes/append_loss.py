@@ -99,14 +99,12 @@ def _before_activation(prediction: Tensor, part: Term, remarks: list[str]) -> tu
         return prediction, part
     begin = f"{type(part).__name__}: {prediction.value.name!r} comes from {found.activation}"
     if found.tensor is not None:
-        remarks.append(
-            f"{begin}, so that the loss takes what is before it, {found.before!r}; the output stays as it is."
-        )
+        remarks.append(f"{begin}, so that the loss takes {found.taken}; the output stays as it is.")
         return found.tensor, part.of_logits()
     if found.activation in part.activations:
         remarks.append(
             f"{begin}, but not along the classes as far as can be seen, so that the loss takes it for logits; to have "
-            f"what is before it, name {found.before!r}."
+            f"{found.taken}, name that."
         )
     elif part.of_logits() is part:
         remarks.append(f"{begin}, but the loss is of logits and applies {part.activations[0]} to it.")

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.domains import is_standard
@@ -17,7 +18,7 @@ class Logits(NamedTuple):
     """What is before an activation."""
 
     activation: str
-    before: str  # the name of the value there
+    taken: str  # what the loss takes, in words
     tensor: Tensor | None  # as the output is: cast and shaped alike; None if it is not what was looked for
 
 
@@ -40,7 +41,7 @@ def find_logits(prediction: Tensor, activations: Sequence[str], axis: int | None
     builder = prediction.builder
     node, after = activation_of(prediction.value)
     if node is None:
-        return None if axis is None else _of_two_classes(prediction, axis)
+        return None if axis is None else _of_two_classes(prediction, axis) or _of_shares(prediction, axis)
     source = node.inputs[0]
     assert source is not None
     tensor: Tensor | None = builder.tensor(source)
@@ -48,7 +49,11 @@ def find_logits(prediction: Tensor, activations: Sequence[str], axis: int | None
         tensor = None
     for step in after:
         tensor = None if tensor is None else _again(builder, step, tensor)
-    return Logits(node.op_type, str(source.name), tensor)
+    return Logits(node.op_type, _before(source), tensor)
+
+
+def _before(value: ir.Value) -> str:
+    return f"what is before it, {value.name!r}"
 
 
 def _again(builder: Builder, node: ir.Node, data: Tensor) -> Tensor:
@@ -90,9 +95,7 @@ def _axis_after(node: ir.Node, axis: int) -> int | None:
 
 def _of_two_classes(prediction: Tensor, axis: int) -> Logits | None:
     """Where the output is 1 - p and p, of one Sigmoid, as scikit-learn's networks have it."""
-    builder, node = prediction.builder, prediction.value.producer()
-    while node is not None and node.op_type == "Identity" and node.inputs[0] is not None:
-        node = node.inputs[0].producer()
+    builder, node = prediction.builder, _maker(prediction.value)
     if node is None or node.op_type != "Concat" or not is_standard(node.domain) or len(node.inputs) != 2:
         return None
     negative, positive = node.inputs
@@ -108,4 +111,46 @@ def _of_two_classes(prediction: Tensor, axis: int) -> Logits | None:
     score = builder.tensor(sigmoid.inputs[0])
     # Softmax of 0 and z is 1 - p and p.
     tensor = builder.node("Concat", [score * 0.0, score], {"axis": axis})[0]
-    return Logits("Sigmoid", str(score.value.name), tensor)
+    return Logits("Sigmoid", _before(score.value), tensor)
+
+
+def _of_shares(prediction: Tensor, axis: int) -> Logits | None:
+    """Where the output is positive numbers over their sum, as one-vs-rest classifiers have it: its logarithms do."""
+    builder, node = prediction.builder, _maker(prediction.value)
+    if node is None or node.op_type != "Div" or not is_standard(node.domain):
+        return None
+    whole, total = node.inputs[0], node.inputs[1]
+    assert whole is not None and total is not None
+    guard = _maker(total)
+    if guard is not None and guard.op_type == "Where" and guard.inputs[2] is not None:  # 1 in place of 0
+        guard = _maker(guard.inputs[2])
+    if guard is None or guard.op_type not in ("ReduceSum", "ReduceL1") or guard.inputs[0] is not whole:
+        return None
+    axes = builder.constant_of(guard.inputs[1]) if len(guard.inputs) > 1 and guard.inputs[1] is not None else None
+    if axes is None or [int(a) % prediction.rank for a in axes] != [axis] or not _is_positive(builder, whole):
+        return None
+    smallest = builder.constant(np.finfo(prediction.dtype.numpy()).tiny, prediction.dtype)
+    tensor = builder.node("Log", [builder.node("Max", [prediction, smallest])[0]])[0]
+    return Logits("a division by its sum", "its logarithm", tensor)
+
+
+def _is_positive(builder: Builder, value: ir.Value, at_most_1: bool = False) -> bool:
+    node = _maker(value)
+    if node is None or not is_standard(node.domain):
+        return False
+    if node.op_type == "Concat":
+        return all(v is not None and _is_positive(builder, v, at_most_1) for v in node.inputs)
+    if node.op_type in (*SAME_NUMBERS, "Slice", "Gather"):
+        return node.inputs[0] is not None and _is_positive(builder, node.inputs[0], at_most_1)
+    if node.op_type == "Sub" and node.inputs[0] is not None and node.inputs[1] is not None:
+        one = builder.constant_of(node.inputs[0])
+        return one is not None and bool((one == 1).all()) and _is_positive(builder, node.inputs[1], at_most_1=True)
+    return node.op_type in ("Softmax", "Sigmoid") or (node.op_type == "Exp" and not at_most_1)
+
+
+def _maker(value: ir.Value) -> ir.Node | None:
+    """The node that a value comes from, Identity aside."""
+    node = value.producer()
+    while node is not None and node.op_type == "Identity" and node.inputs[0] is not None:
+        node = node.inputs[0].producer()
+    return node

@@ -12,6 +12,7 @@ from onnxgrad.functions.add_functions import WRITTEN_BY
 from onnxgrad.graph.tensor import MOST_READ
 from onnxgrad.passes.draft import Draft, Pass
 from onnxgrad.passes.expand import expand
+from onnxgrad.passes.expand_ml import drop_zip_maps, expand_ml
 from onnxgrad.passes.find_parameters import find_parameters
 from onnxgrad.passes.fold_shapes import fold_shapes
 from onnxgrad.passes.infer import infer
@@ -121,10 +122,12 @@ TO_NEW_OPSET: list[Pass] = [inline_functions, remove_initializers_from_inputs, c
 PREPARE: list[Pass] = [
     drop_own_functions,
     read_small_tensors,
+    drop_zip_maps,
     *TO_NEW_OPSET,
-    find_parameters,
     name_nodes,
     name_dimensions,
+    expand_ml,
+    find_parameters,
     infer,
     expand,
     fold_shapes,

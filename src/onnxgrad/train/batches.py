@@ -92,7 +92,10 @@ class BatchChecker:
 
 def _numpy_type(described: Any) -> np.dtype[Any]:
     if described.type not in NUMPY_TYPES:
-        raise TypeError(f"the model's input {described.name!r} is a {described.type}, which no batch can hold")
+        raise TypeError(
+            f"the model's input {described.name!r} is a {described.type}, which no batch can hold: give the model "
+            "numbers, and encode them before it"
+        )
     found: np.dtype[Any] = np.dtype(NUMPY_TYPES[described.type])
     return found
 

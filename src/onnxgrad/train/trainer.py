@@ -15,6 +15,7 @@ from onnxgrad.cpu.core.memory import give_back
 from onnxgrad.graph.files import expect_weights, load, save
 from onnxgrad.passes.batch_slice import PLACE, WEIGHTS
 from onnxgrad.passes.draft import Draft, without_garbage_collection
+from onnxgrad.passes.expand_ml import write_attributes
 from onnxgrad.passes.prepare import RESTORE, prepare
 from onnxgrad.passes.train_mode import SEED, to_inference_mode
 from onnxgrad.train.buffers import Buffers
@@ -399,9 +400,10 @@ class Trainer:
         model = self._load()
         tensors: dict[str, Any] = {name: v.const_value for name, v in model.graph.initializers.items()}
         apart = any(isinstance(t, ir.ExternalTensor) for t in tensors.values())
-        for name, array in {**self.parameters, **self.statistics}.items():
+        arrays = {name: self._device.to_numpy(a) for name, a in (*self.parameters.items(), *self.statistics.items())}
+        for name in arrays.keys() - write_attributes(model.graph, arrays):
             kind = tensors[name].dtype
-            values = self._device.to_numpy(array).astype(kind.numpy(), copy=False)
+            values = arrays[name].astype(kind.numpy(), copy=False)
             model.graph.initializers[name].const_value = ir.Tensor(values, dtype=kind, name=name)
         to_inference_mode(model)
         return save(model, path, None if apart else path)
