@@ -68,7 +68,7 @@ def api_page() -> str:
     parts += [entry(getattr(onnxgrad, name), f"onnxgrad.{name}") for name in ("gradient", "check_gradient")]
     parts += [of_result(name) for name in ("GradientCheck", "Compared")]
     parts += [entry(onnxgrad.vjp, "onnxgrad.vjp"), "## Sessions, models and threads", RUNTIME]
-    names = ("register", "add_functions", "reference_ops", "set_num_threads", "get_num_threads")
+    names = ("session", "register", "add_functions", "reference_ops", "set_num_threads", "get_num_threads")
     parts += [entry(getattr(onnxgrad, name), f"onnxgrad.{name}") for name in names]
     parts += ["## Operators", CALLS, *methods(Op, "operator"), operator_calls()]
     module = importlib.import_module("onnxgrad.torch")

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 from rich.console import Console
 
 import onnxgrad
@@ -50,7 +49,7 @@ def network(random: np.random.Generator) -> onnx.ModelProto:
 
 def runner(model: onnx.ModelProto) -> Run:
     """The model as a function of its inputs, with its outputs by name."""
-    session = onnxruntime.InferenceSession(model.SerializeToString(), onnxgrad.register())
+    session = onnxgrad.session(model)
     names = [o.name for o in session.get_outputs()]
     return lambda **feeds: dict(zip(names, session.run(None, feeds), strict=True))
 

@@ -21,6 +21,7 @@ if _TYPE_CHECKING:
     from onnxgrad.autodiff.check import check_gradient
     from onnxgrad.autodiff.differentiate import gradient
     from onnxgrad.rules import vjp
+    from onnxgrad.runtime.session import session
     from onnxgrad.train import losses, metrics, optim, schedules
     from onnxgrad.train.batches import Batches
     from onnxgrad.train.trainer import Trainer
@@ -49,6 +50,7 @@ __all__ = [
     "register",
     "rnn_grad",
     "schedules",
+    "session",
     "set_num_threads",
     "slice_grad",
     "vjp",
@@ -63,6 +65,7 @@ _LATER = {
     "metrics": "onnxgrad.train",
     "optim": "onnxgrad.train",
     "schedules": "onnxgrad.train",
+    "session": "onnxgrad.runtime.session",
     "vjp": "onnxgrad.rules",
 }  # what needs onnx_ir, which takes its time
 

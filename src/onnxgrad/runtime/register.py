@@ -18,6 +18,7 @@ from onnxgrad.schema import Attribute
 from onnxgrad.tensor_types import Array
 
 MOST_PLANS = 256  # kept for one node; with still more shapes Python is asked every time
+REGISTERED = "onnxgrad.registered"  # an entry of options that have the operators
 CPU, CUDA = b"CPUExecutionProvider", b"CUDAExecutionProvider"
 
 
@@ -29,9 +30,10 @@ def _of_words(count: int) -> Any:
 def register(options: Any = None) -> Any:
     """Makes every operator of onnxgrad known to sessions made with `options`, new ones if None; returns them.
 
-    Use the options for models with such operators. A model that does not import the domain com.microsoft, where
-    most of them are, may fail to load with them: onnxruntime then takes the domain for one of version 1000, and finds
-    none of the operators of its own that it puts together from others, QuickGelu for x · Sigmoid(x), say.
+    onnxgrad.session() does it by itself, for any model. Call register() where others make the session, of a model that
+    has operators of onnxgrad and imports the domain com.microsoft, as all models of `gradient` do. onnxruntime refuses
+    most other models with these options: it then finds none of its own operators of that domain, which it puts in place
+    of Gemm and Relu, say. Options that have the operators already stay as they are.
     """
     try:
         import onnxruntime
@@ -44,9 +46,18 @@ def register(options: Any = None) -> Any:
         raise TypeError(f"register: options is a {type(options).__name__}, expected onnxruntime.SessionOptions")
     library, path = bridge()
     with kernels.lock:
-        library.onnxgrad_set_hook(_hook)
-        run(options.register_custom_ops_library, path)
+        if not _is_registered(options):
+            library.onnxgrad_set_hook(_hook)
+            run(options.register_custom_ops_library, path)
+            options.add_session_config_entry(REGISTERED, "1")
     return options
+
+
+def _is_registered(options: Any) -> bool:
+    try:
+        return bool(options.get_session_config_entry(REGISTERED))
+    except RuntimeError:  # there is no such entry
+        return False
 
 
 @functools.cache
