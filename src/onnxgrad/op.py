@@ -181,6 +181,8 @@ class Op(Generic[P, R]):
 
     def named(self, error: Exception) -> Exception:
         """The same error, its sentence opening with the operator's name."""
+        if isinstance(error, MemoryError):  # NumPy's prints the same whatever its arguments are
+            return MemoryError(f"{self.name}: {error}")
         error.args = (f"{self.name}: {error.args[0] if error.args else type(error).__name__}",)
         return error
 

@@ -5,7 +5,9 @@ import onnx
 import pytest
 from click.testing import CliRunner
 from onnx import parser
+from tests.checks import raises
 from tests.train.test_export import active
+from tests.train.two_layers import mlp
 
 from onnxgrad import check_gradient, cli
 
@@ -40,3 +42,32 @@ def test_the_command_line(tmp_path):
     onnx.save(active("initializer"), tmp_path / "model.onnx")
     result = CliRunner().invoke(cli.main, ["check", str(tmp_path / "model.onnx")])
     assert result.exit_code == 0, result.output
+
+
+def test_feeds_that_do_not_fit(tmp_path):
+    x = np.ones((3, 6), np.float32)
+    for wrong, sentence in {
+        "object": "feeds has 'x' as object, expected floating-point numbers",
+        "int64": "feeds has 'x' as int64, expected floating-point numbers",
+    }.items():
+        with raises(TypeError, f"check_gradient: {sentence}"):
+            check_gradient(mlp(), {"x": x.astype(wrong)})
+    for wrong in (x[:, :3], x[0]):
+        shape = list(wrong.shape)
+        with raises(ValueError, f"check_gradient: feeds has 'x' of shape {shape}, expected ['N', 6]"):
+            check_gradient(mlp(), {"x": wrong})
+    onnx.save(mlp(), tmp_path / "model.onnx")
+    np.savez(tmp_path / "feeds.npz", x=x.astype(object))
+    result = CliRunner().invoke(
+        cli.main, ["check", str(tmp_path / "model.onnx"), "--feeds", str(tmp_path / "feeds.npz")]
+    )
+    assert result.stderr.endswith("is not a file of numpy.savez ('x' holds Python objects, expected numbers)\n")
+
+
+def test_random_inputs_larger_than_memory(tmp_path):
+    large = mlp()
+    large.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 2**40
+    onnx.save(large, tmp_path / "model.onnx")
+    result = CliRunner().invoke(cli.main, ["check", str(tmp_path / "model.onnx")])
+    assert result.exit_code == 2
+    assert result.stderr.endswith(f"the input 'x' has shape [{2**40}, 6], more numbers than there is memory for\n")

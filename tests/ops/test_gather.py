@@ -350,6 +350,9 @@ def test_results_too_large():
         gather_grad, ValueError, f"dX would have shape [{2**40}, {2**40}], too large for any memory",
         [2**40, 2**40], np.zeros(0, np.int64), none,
     )  # fmt: skip
+    arguments = np.array([2**40]), np.zeros(1, np.int64), np.ones(1, np.float32)
+    with pytest.raises(MemoryError, match=r"^GatherGrad: Unable to allocate 4.00 TiB for an array with shape "):
+        gather_grad.definition(*arguments)
     with raises(MemoryError, "GatherGrad: the result of shape [1099511627776] needs 4096.0 GiB, more than there is"):
         gather_grad([2**40], np.zeros(0, np.int64), np.zeros(0, F32))
     with raises(ValueError, "GatherGrad: shape has 65 values, expected at most 64 dimensions as in NumPy"):

@@ -11,7 +11,10 @@ ARRAYS = {
     "tokens": np.arange(11, dtype=np.int32),
     "target": np.arange(11) % 3,
 }
-RAGGED = "Batches: the column 'x' holds lists of different lengths, or has gaps, expected the same for every example"
+RAGGED = (
+    "Batches: the column 'x' holds objects, lists of different lengths, or has gaps, expected numbers, the same shape "
+    "for every example"
+)
 
 
 class Dataset:
@@ -97,3 +100,17 @@ def test_what_is_refused(tmp_path):
             path.write_bytes(content)
             with pytest.raises(ValueError, match=rf"^Batches: '.*' cannot be read as {suffix} \("):
                 Batches(path, 2)
+
+
+def test_objects_are_refused(tmp_path):
+    objects = ARRAYS["x"].astype(object)
+    with raises(ValueError, RAGGED):
+        Batches({**ARRAYS, "x": objects}, 4)
+    with raises(ValueError, RAGGED):
+        Batches({"x": [[1, 2], [3]], "target": [0, 1]}, 1)
+    path = tmp_path / "train.npz"
+    np.savez(path, **{**ARRAYS, "x": objects})
+    with raises(
+        ValueError, f"Batches: {str(path)!r} cannot be read as .npz ('x' holds Python objects, expected numbers)"
+    ):
+        Batches(path, 4)

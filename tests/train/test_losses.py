@@ -154,3 +154,9 @@ def test_what_is_refused():
         model_with(losses.Custom("y", lambda y, t: y - t))
     with raises(TypeError, "a int is added to a loss, expected another loss"):
         losses.MSE("y") + 1
+
+
+@pytest.mark.parametrize("index", [10**30, 2**63, -(2**63) - 1, 1.5, "1", True])
+def test_an_ignored_class_is_a_class_number(index):
+    with raises(ValueError, f"CrossEntropy: ignore_index is {index!r}, expected a class number, which fits int64"):
+        losses.CrossEntropy("logits", ignore_index=index)

@@ -165,6 +165,10 @@ def test_bad_batches_and_settings():
         trainer.step({**good, "target": good["target"][:4]})
     with raises(TypeError, "the batch's target holds float32, expected int64"):
         trainer.step({**good, "target": good["target"].astype(np.float32)})
+    with raises(TypeError, "the batch's x holds object, expected float32"):
+        trainer.step({**good, "x": good["x"].astype(object)})
+    with raises(TypeError, "the batch's x holds lists of different lengths, expected float32"):
+        trainer.step({**good, "x": [[1, 2], [3]]})
     wrong = good["target"].copy()
     for label, expected in ((3, "0 to 2"), (-100, "0 to 2")):
         wrong[5] = label

@@ -23,6 +23,7 @@ from onnxgrad.op import operator_of, reference_ops
 from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.finish import FINISH
 from onnxgrad.passes.prepare import OLDEST_OPSET, TO_NEW_OPSET, prepare
+from onnxgrad.passes.validate import validate
 from onnxgrad.rules.contrib_schemas import contrib_ops, fast_gelu, gelu
 from onnxgrad.runtime.interrupts import run
 
@@ -122,10 +123,12 @@ def check_gradient(
     forward = _with_inputs(proto, list(made.outputs))
     initial = {t.name: onnx.numpy_helper.to_array(t) for t in proto.graph.initializer}
     values = {}
-    for name in (i.name for i in forward.graph.input):
+    for given in forward.graph.input:
+        name = given.name
         if name not in feeds and name not in initial:
             raise ValueError(f"check_gradient: feeds lacks the input {name!r}")
         values[name] = _wide(feeds[name] if name in feeds else initial[name])
+        _expect_fit(given, values[name])
     if is_random:
         drawing = draws.with_draws(forward)
         drawn = dict(zip((o.name for o in drawing.graph.output), evaluator(drawing, new_ops)(values), strict=True))
@@ -154,6 +157,21 @@ def check_gradient(
         _compare(name, values[name], found[result], scalar, rng, directions, least)
         for name, result in made.outputs.items()
     )
+
+
+def _expect_fit(declared: onnx.ValueInfoProto, array: Any) -> None:
+    """Raises one sentence unless the array has the declared type and shape."""
+    kind = declared.type.tensor_type
+    if not kind.elem_type:
+        return
+    expected = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)
+    if array.dtype != expected:
+        wanted = "floating-point numbers" if expected == np.float64 else expected
+        raise TypeError(f"check_gradient: feeds has {declared.name!r} as {array.dtype}, expected {wanted}")
+    dims = [d.dim_value if d.HasField("dim_value") else d.dim_param or "any" for d in kind.shape.dim]
+    unlike = any(isinstance(d, int) and d != have for d, have in zip(dims, array.shape, strict=False))
+    if kind.HasField("shape") and (len(dims) != array.ndim or unlike):
+        raise ValueError(f"check_gradient: feeds has {declared.name!r} of shape {list(array.shape)}, expected {dims}")
 
 
 def _with_inputs(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
@@ -247,6 +265,7 @@ def _with_named_outputs(model: onnx.ModelProto) -> onnx.ModelProto:
 def _whole_proto(model: Any) -> onnx.ModelProto:
     """With its weights in it, which are going to be moved, and of an opset that onnx.reference runs as it should."""
     loaded = load(model, "check_gradient")
+    validate(Draft(loaded, "check_gradient"))
     expect_weights(loaded, "check_gradient")
     loaded = ir.external_data.load_to_model(loaded)
     if any(node.domain == ML for node in loaded.graph):  # whose weights are attributes

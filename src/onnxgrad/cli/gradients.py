@@ -139,15 +139,15 @@ def check(
 
 def read_feeds(path: Path, names: Sequence[str]) -> dict[str, Any]:
     """The arrays of an .npz file, which must be inputs of the model."""
-    import numpy as np
+    from onnxgrad.train.batches import read_npz
 
     if not path.is_file():
         raise FileNotFoundError(f"{str(path)!r} does not exist, expected a file of numpy.savez")
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            given = dict(arrays)
-    except Exception as error:  # of zipfile or NumPy; a single array is not such a file either
-        raise ValueError(f"{str(path)!r} is not a file of numpy.savez ({type(error).__name__})") from error
+        given = read_npz(path)
+    except Exception as error:  # of zipfile or NumPy
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ValueError(f"{str(path)!r} is not a file of numpy.savez ({reason})") from error
     for name in given:
         if name not in names:
             raise ValueError(f"{str(path)!r} has an array {name!r}, the model's inputs are {', '.join(names)}")

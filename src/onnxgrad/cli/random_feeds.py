@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrad.arguments import check_size
+
 SMALL = 2  # a dimension that is not set
 
 
@@ -31,6 +33,11 @@ def _random(value: ir.Value, dims: Mapping[str, int], rng: np.random.Generator) 
     names = iter(_names(value))
     shape = [d if isinstance(d, int) else dims.get(next(names), SMALL) for d in value.shape]
     kind = value.type.dtype
+    try:
+        check_size(f"the input {value.name!r}", shape)
+        np.empty(shape)
+    except (MemoryError, ValueError):
+        raise ValueError(f"the input {value.name!r} has shape {shape}, more numbers than there is memory for") from None
     if kind.is_floating_point():
         return rng.standard_normal(shape).astype(kind.numpy())
     return rng.integers(0, 2, shape).astype(kind.numpy())

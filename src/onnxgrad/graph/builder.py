@@ -6,6 +6,7 @@ of the type that the operator's schema asks for there.
 
 import contextvars
 import functools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -251,6 +252,8 @@ class Builder:
         arrays = [None if v is None else self._shape_numbers(v) for v in values]
         if not values or any(a is None and v is not None for a, v in zip(arrays, values, strict=True)):
             return None
+        if (size := size_of_result(op_type, arrays)) is not None and size > MOST_READ:
+            return None
         node = ir.Node(domain, op_type, values, [*attributes.values()], num_outputs=outputs)
         for k, output in enumerate(node.outputs):
             output.name = f"result_{k}"
@@ -391,6 +394,16 @@ def _constant_type(schema: Any, inputs: Sequence[Argument], k: int, argument: An
     if "tensor(bool)" in allowed and np.asarray(argument).dtype.kind == "b":
         return ir.DataType.BOOL
     return ir.DataType.FLOAT
+
+
+def size_of_result(op_type: str, inputs: Sequence[Any]) -> int | None:
+    """How many elements a result has, of operators whose inputs say that in numbers."""
+    if op_type in ("ConstantOfShape", "Expand"):
+        return math.prod(int(d) for d in inputs[-1])
+    if op_type == "Range":
+        start, limit, delta = (int(a) for a in inputs)
+        return max(0, (limit - start) // delta) if delta else None
+    return None
 
 
 def _evaluate(node: onnx.NodeProto, arrays: list[Any], opsets: Mapping[str, int], outputs: int) -> list[Any]:

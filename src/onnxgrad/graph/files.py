@@ -7,6 +7,7 @@ import platform
 import re
 import shutil
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrad.graph import maps
+from onnxgrad.graph.validity import objection, one_line
 
 DAY = 24 * 60 * 60  # seconds, after which nobody is still writing a file
+OLDEST_WITH_WEIGHTS_APART = 4  # IR version; before it, weights had to be inputs as well
 LARGEST = 2**31 - 2**26  # bytes of weights in a file of protobuf, which ends at 2 GB, and room for the graph
 # What onnxruntime says of operators, types and versions that it has no kernels for: others may have some.
 NO_KERNELS = re.compile(
@@ -27,24 +30,70 @@ NO_KERNELS = re.compile(
 
 def load(model: Any, caller: str) -> ir.Model:
     """A model of any kind, which may be changed; weights in files stay there. Sentences begin with the caller."""
-    if isinstance(model, ir.Model):
-        return model.clone()
-    if isinstance(model, onnx.ModelProto):
-        return maps.from_proto(model)
-    if not isinstance(model, (str, os.PathLike)):
+    if isinstance(model, (str, os.PathLike)):
+        path = Path(model)
+        what, loaded = repr(str(path)), _read(path, caller)
+    elif isinstance(model, onnx.ModelProto):
+        what, loaded = "the model", _from_proto(model, "the model", caller)
+    elif isinstance(model, ir.Model):
+        what, loaded = "the model", _clone(model)
+    else:
         raise TypeError(
             f"{caller}: model is a {type(model).__name__}, expected a path, an onnx.ModelProto or an onnx_ir.Model"
         )
-    path = Path(model)
+    if not _is_sorted(loaded.graph):
+        try:
+            loaded.graph.sort()  # as onnxruntime does
+        except ValueError:
+            raise ValueError(f"{caller}: {what} is not valid: its graph has a cycle") from None
+    loaded.graph.name = loaded.graph.name or "graph"  # which onnx wants and onnxruntime does not
+    if any(not value.is_graph_input() for value in loaded.graph.initializers.values()):
+        loaded.ir_version = max(loaded.ir_version, OLDEST_WITH_WEIGHTS_APART)
+    return loaded
+
+
+def _read(path: Path, caller: str) -> ir.Model:
     if not path.is_file():
         raise FileNotFoundError(f"{caller}: the file {str(path)!r} does not exist, expected an ONNX model")
+    if not path.stat().st_size:
+        raise ValueError(f"{caller}: the file {str(path)!r} is empty, expected an ONNX model")
     try:
-        loaded = maps.from_proto(onnx.load(path, load_external_data=False))
-        # Its weights are found whatever the working directory becomes.
-        ir.external_data.set_base_dir(loaded.graph, path.absolute().parent)
-        return loaded
+        proto = onnx.load(path, load_external_data=False)
     except Exception as error:  # of protobuf, or whatever reads the format
         raise ValueError(f"{caller}: {str(path)!r} is not an ONNX model ({type(error).__name__})") from None
+    loaded = _from_proto(proto, repr(str(path)), caller)
+    # With it, weights are found whatever the working directory becomes.
+    ir.external_data.set_base_dir(loaded.graph, path.absolute().parent)
+    return loaded
+
+
+def _from_proto(proto: onnx.ModelProto, what: str, caller: str) -> ir.Model:
+    names = Counter(tensor.name for tensor in proto.graph.initializer)
+    twice = next((name for name, count in names.items() if count > 1), None)
+    if twice is not None:  # onnx_ir would take the last
+        raise ValueError(f"{caller}: {what} is not valid: the name {twice!r} is given more than once")
+    try:
+        return maps.from_proto(proto)
+    except Exception as error:  # of any type, from onnx_ir
+        raise ValueError(f"{caller}: {what} is not valid: {objection(proto) or one_line(error)}") from None
+
+
+def _clone(model: ir.Model) -> ir.Model:
+    try:
+        return model.clone()
+    except RuntimeError:  # its nodes are not in order
+        return ir.from_proto(ir.to_proto(model))
+
+
+def _is_sorted(graph: ir.Graph) -> bool:
+    """Whether every node comes after those whose results it uses."""
+    seen = set()
+    for node in graph:
+        producers = (value.producer() for value in node.inputs if value is not None)
+        if any(p is not None and p.graph is graph and p not in seen for p in producers):
+            return False
+        seen.add(node)
+    return True
 
 
 def expect_weights(model: ir.Model, caller: str) -> None:
@@ -151,10 +200,9 @@ def data_file(path: Path) -> Path:
 
 def _expect_valid(draft: Path, path: Path) -> None:
     """Raises one sentence if onnx, or onnxruntime where it is installed, refuses the file."""
-    try:
-        onnx.checker.check_model(str(draft))
-    except Exception as error:  # of the checker, or of what it calls
-        raise _refused(path, "onnx", error) from None
+    found = objection(draft)
+    if found is not None:
+        raise _refused(path, "onnx", found)
     try:
         import onnxruntime
     except ImportError:
@@ -167,11 +215,10 @@ def _expect_valid(draft: Path, path: Path) -> None:
         onnxruntime.InferenceSession(str(draft), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's errors have no type in common
         if not NO_KERNELS.search(str(error)):
-            raise _refused(path, "onnxruntime", error) from None
+            raise _refused(path, "onnxruntime", one_line(error)) from None
 
 
-def _refused(path: Path, who: str, error: Exception) -> RuntimeError:
-    reason = str(error).strip().splitlines()[0]
+def _refused(path: Path, who: str, reason: str) -> RuntimeError:
     return RuntimeError(f"{str(path)!r} is not written, because {who} refuses the model that it would hold: {reason}")
 
 

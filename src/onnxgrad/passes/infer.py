@@ -6,8 +6,10 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from onnxgrad.arguments import check_size
 from onnxgrad.domains import is_standard
 from onnxgrad.graph.builder import SHAPED_BY
+from onnxgrad.graph.validity import one_line
 from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.weights_aside import weights_aside
 
@@ -21,9 +23,19 @@ def infer(draft: Draft) -> None:
     try:
         inferred = infer_shapes(proto, data_prop=True)
     except Exception as error:  # of any type, from C++
-        sentence = str(error).splitlines()[0]
-        raise ValueError(f"{draft.caller}: the model's shapes contradict each other: {sentence}") from None
+        raise ValueError(f"{draft.caller}: the model's shapes contradict each other: {one_line(error)}") from None
     _take_types(draft.graph, inferred.graph)
+    _expect_sizes(draft)
+
+
+def _expect_sizes(draft: Draft) -> None:
+    """Raises one sentence if a value is so large that its size overflows."""
+    for value in (*draft.graph.inputs, *(v for node in draft.graph for v in node.outputs)):
+        if value.shape is not None and value.shape.is_static():
+            try:
+                check_size(repr(value.name), value.shape.numpy())
+            except ValueError as error:
+                raise ValueError(f"{draft.caller}: {error}") from None
 
 
 def _take_types(graph: Any, proto: onnx.GraphProto) -> None:

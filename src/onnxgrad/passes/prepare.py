@@ -1,6 +1,5 @@
 """prepare(): a model as rules are written for it, by passes that gradients and training begin with."""
 
-import re
 from contextlib import suppress
 
 import onnx_ir as ir
@@ -10,6 +9,7 @@ from onnx_ir.passes import common
 from onnxgrad.domains import is_standard
 from onnxgrad.functions.add_functions import WRITTEN_BY
 from onnxgrad.graph.tensor import MOST_READ
+from onnxgrad.graph.validity import one_line
 from onnxgrad.passes.draft import Draft, Pass
 from onnxgrad.passes.expand import expand
 from onnxgrad.passes.expand_ml import drop_zip_maps, expand_ml
@@ -19,10 +19,10 @@ from onnxgrad.passes.infer import infer
 from onnxgrad.passes.name_nodes import name_nodes
 from onnxgrad.passes.resolve_sequences import resolve_sequences
 from onnxgrad.passes.restore_weights import restore_weights
+from onnxgrad.passes.validate import validate
 from onnxgrad.passes.weights_aside import weights_aside
 from onnxgrad.rules.registry import RULES
 
-ASSERTION = re.compile(r"^\S+:\d+: .* failed: ")  # the place in onnx's C++ code
 RESIZE_WITH_MODES = 11  # the first opset where Resize can be told where it reads
 OLDEST_IR = 4  # from which on an initializer need not be an input, too
 OLDEST_OPSET = 18  # the oldest that the functions of our operators are written for; older models are converted
@@ -68,7 +68,7 @@ def convert_opset(draft: Draft) -> None:
     except Exception as error:  # of any type, from C++
         raise ValueError(
             f"{draft.caller}: the model imports opset {opset}, rules are written for {OLDEST_OPSET} and newer, and "
-            f"onnx cannot convert it: {ASSERTION.sub('', str(error).splitlines()[0])}"
+            f"onnx cannot convert it: {one_line(error)}"
         ) from None
     draft.model = ir.from_proto(converted)
     weights.put_back(draft.graph)
@@ -120,6 +120,7 @@ RESTORE: list[Pass] = [lift_constants, restore_weights]
 TO_NEW_OPSET: list[Pass] = [inline_functions, remove_initializers_from_inputs, convert_opset]
 
 PREPARE: list[Pass] = [
+    validate,
     drop_own_functions,
     read_small_tensors,
     drop_zip_maps,

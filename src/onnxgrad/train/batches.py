@@ -58,7 +58,10 @@ class BatchChecker:
         dtype, _ = self._expected[name]
         if is_foreign(given) and is_on_gpu(given):
             return self._checked_on_gpu(name, given, named)
-        array = to_numpy(given) if is_foreign(given) else np.asarray(given)
+        try:
+            array = to_numpy(given) if is_foreign(given) else np.asarray(given)
+        except ValueError:  # NumPy's error for lists of different lengths
+            raise TypeError(f"the batch's {name} holds lists of different lengths, expected {dtype}") from None
         if array.dtype != dtype and not np.can_cast(array.dtype, dtype, "same_kind"):
             raise TypeError(f"the batch's {name} holds {array.dtype}, expected {dtype}")
         self._check_shape(name, array.shape, named)
@@ -182,7 +185,7 @@ def _arrays(data: Any) -> dict[str, Array]:
     if isinstance(data, Mapping):
         if not data:
             raise ValueError("Batches: data is empty, expected arrays by input name")
-        return {str(name): np.asarray(a) for name, a in data.items()}
+        return {str(name): _column(str(name), a, "Batches") for name, a in data.items()}
     if hasattr(data, "with_format") and hasattr(data, "column_names"):  # a Hugging Face dataset
         whole = data.with_format("numpy")[:]
         return {name: _column(name, whole[name], "Batches") for name in data.column_names}
@@ -198,7 +201,11 @@ def read_arrays(path: Path, subject: str = "Batches") -> dict[str, Array]:
     if path.suffix not in (".npz", ".parquet"):
         raise ValueError(f"{subject}: {str(path)!r} ends in {path.suffix!r}, expected .npz or .parquet")
     try:
-        columns, dtypes = _read_npz(path) if path.suffix == ".npz" else _read_parquet(path, subject)
+        if path.suffix == ".npz":
+            columns: dict[str, Any] = dict(read_npz(path))
+            dtypes = {name: array.dtype for name, array in columns.items()}
+        else:
+            columns, dtypes = _read_parquet(path, subject)
     except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:  # of NumPy and pyarrow
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise ValueError(f"{subject}: {str(path)!r} cannot be read as {path.suffix} ({reason})") from None
@@ -207,13 +214,19 @@ def read_arrays(path: Path, subject: str = "Batches") -> dict[str, Array]:
     return arrays
 
 
-def _read_npz(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def read_npz(path: Path) -> dict[str, Array]:
+    """The arrays of a file of numpy.savez."""
     with path.open("rb") as file:
         archive = np.load(file, allow_pickle=False)
         if not isinstance(archive, np.lib.npyio.NpzFile):
             raise ValueError("it holds a single array, without a name")
-        columns = {name: archive[name] for name in archive.files}
-    return columns, {name: array.dtype for name, array in columns.items()}
+        columns = {}
+        for name in archive.files:
+            try:
+                columns[name] = archive[name]
+            except ValueError:  # NumPy speaks of pickle
+                raise ValueError(f"{name!r} holds Python objects, expected numbers") from None
+    return columns
 
 
 def _read_parquet(path: Path, subject: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -251,7 +264,7 @@ def _column(name: str, values: Any, subject: str) -> Array:
         array = np.empty(0, object)
     if array.dtype == object:
         raise ValueError(
-            f"{subject}: the column {name!r} holds lists of different lengths, or has gaps, expected the same "
-            "for every example"
+            f"{subject}: the column {name!r} holds objects, lists of different lengths, or has gaps, expected numbers, "
+            "the same shape for every example"
         )
     return array

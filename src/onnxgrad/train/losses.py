@@ -253,6 +253,10 @@ class CrossEntropy(_LossOfClasses):
         super().__post_init__()
         if not 0 <= self.label_smoothing <= 1:
             raise ValueError(f"CrossEntropy: label_smoothing is {self.label_smoothing!r}, expected 0 to 1")
+        if self.ignore_index is not None and not _fits_int64(self.ignore_index):
+            raise ValueError(
+                f"CrossEntropy: ignore_index is {self.ignore_index!r}, expected a class number, which fits int64"
+            )
         if self.probabilities and self.ignore_index is not None:
             raise ValueError("CrossEntropy: ignore_index is for class numbers, but the targets are probabilities")
 
@@ -330,6 +334,11 @@ def _log(probabilities: Tensor) -> Tensor:
     log: Tensor = op.Max(op.Log(op.Where(positive, probabilities, 1)), -100)
     clamped: Tensor = op.Where(positive, log, -100)
     return clamped
+
+
+def _fits_int64(number: Any) -> bool:
+    whole = isinstance(number, (int, np.integer)) and not isinstance(number, bool)
+    return whole and -(2**63) <= int(number) < 2**63
 
 
 def _constant(array: Any, like: Tensor) -> Tensor:

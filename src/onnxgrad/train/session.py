@@ -7,6 +7,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.cpu.core.threads import get_num_threads
+from onnxgrad.graph.validity import one_line
 from onnxgrad.runtime.interrupts import run
 from onnxgrad.runtime.register import register
 from onnxgrad.tensor_types import Array
@@ -48,7 +49,12 @@ class Session:
         options.add_external_initializers(list(values), list(values.values()))
         providers = list(device.providers)
         serialized = proto.SerializeToString()
-        self._session = run(onnxruntime.InferenceSession, serialized, options, providers=providers)
+        try:
+            self._session = run(onnxruntime.InferenceSession, serialized, options, providers=providers)
+        except Exception as error:  # onnxruntime's errors have no type in common
+            if not type(error).__module__.startswith("onnxruntime"):
+                raise
+            raise RuntimeError(f"Trainer: onnxruntime refuses the graph to be run: {one_line(error)}") from error
         if device.name == "cuda" and "CUDAExecutionProvider" not in self._session.get_providers():
             raise RuntimeError(
                 "Trainer: onnxruntime could not start its CUDA provider: its warnings say which library is missing"
