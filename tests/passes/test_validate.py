@@ -145,3 +145,17 @@ def test_what_onnxruntime_takes_is_taken(folder):
 
 def as_ir(found):
     return found if isinstance(found, ir.Model) else ir.from_proto(found)
+
+
+def test_weights_that_are_declared_as_inputs_too():
+    """As models before IR version 4 have them; those of this one are more than are read."""
+    old = model("{ a = Mul(x, w) y = MatMul(a, v) }")
+    old.graph.initializer.append(numpy_helper.from_array(np.eye(4, 4, dtype=np.float32), "v"))
+    wide = numpy_helper.from_array(np.ones((4, 2000), np.float32), "u")
+    old.graph.initializer.append(wide)
+    old.graph.node.append(helper.make_node("MatMul", ["y", "u"], ["z"]))
+    old.graph.output[0].CopyFrom(helper.make_tensor_value_info("z", onnx.TensorProto.FLOAT, ["N", 2000]))
+    old.ir_version = 3
+    for tensor in old.graph.initializer:
+        old.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    assert [o.name for o in gradient(old).graph.output] == ["z", "w_grad", "v_grad", "u_grad"]

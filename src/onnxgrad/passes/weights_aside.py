@@ -15,6 +15,7 @@ class Weights:
     def __init__(self, graph: ir.Graph) -> None:
         self._order = list(graph.initializers)
         self._tensors: dict[str, Any] = {}
+        self._declared: set[str] = set()
         for name, value in list(graph.initializers.items()):
             tensor = value.const_value
             if tensor is None or (tensor.size <= MOST_READ and not isinstance(tensor, ir.ExternalTensor)):
@@ -23,12 +24,15 @@ class Weights:
             graph.initializers.pop(name)
             value.const_value = None
             value.dtype, value.shape = tensor.dtype, ir.Shape(tensor.shape.numpy())
-            graph.inputs.append(value)
+            if value.is_graph_input():  # as models before IR version 4 declare weights
+                self._declared.add(name)
+            else:
+                graph.inputs.append(value)
 
     def put_back(self, graph: ir.Graph) -> None:
         """Makes initializers again of the inputs that stand for weights, in the old order."""
         moved = [v for v in graph.inputs if v.name in self._tensors]
-        kept = [v for v in graph.inputs if v.name not in self._tensors]
+        kept = [v for v in graph.inputs if v.name not in self._tensors or v.name in self._declared]
         graph.inputs.clear()
         graph.inputs.extend(kept)
         for value in moved:
