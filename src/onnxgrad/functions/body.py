@@ -8,60 +8,23 @@ from typing import Any, NamedTuple, TypeAlias
 import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorProto, helper
 
+from onnxgrad.functions.arithmetic import Arithmetic
+
 INT64_MAX = 2**63 - 1
 # A float or a number of any kind takes the type of the tensor it meets; a list is a vector of int64.
 Operand: TypeAlias = "Value | float | Sequence[int] | None"
 
 
-class Value:
-    """A tensor of the function; arithmetic with it adds a node."""
+class Value(Arithmetic):
+    """A tensor of the function."""
 
     def __init__(self, body: Body, name: str, guarded: bool = False) -> None:
         self.body, self.name = body, name
         self.guarded = guarded  # absent from some of the nodes that share the function: see Body.given
 
-    def __add__(self, other: Operand) -> Value:
-        return self.body.node("Add", self, self.body.like(other, self))
-
-    def __sub__(self, other: Operand) -> Value:
-        return self.body.node("Sub", self, self.body.like(other, self))
-
-    def __rsub__(self, other: float) -> Value:
-        return self.body.node("Sub", self.body.like(other, self), self)
-
-    def __mul__(self, other: Operand) -> Value:
-        return self.body.node("Mul", self, self.body.like(other, self))
-
-    def __truediv__(self, other: Operand) -> Value:
-        return self.body.node("Div", self, self.body.like(other, self))
-
-    def __matmul__(self, other: Operand) -> Value:
-        return self.body.node("MatMul", self, other)
-
-    def __neg__(self) -> Value:
-        return self.body.node("Neg", self)
-
-    def __lt__(self, other: Operand) -> Value:
-        return self.body.node("Less", self, self.body.like(other, self))
-
-    def __gt__(self, other: Operand) -> Value:
-        return self.body.node("Greater", self, self.body.like(other, self))
-
-    def __le__(self, other: Operand) -> Value:
-        return self.body.node("LessOrEqual", self, self.body.like(other, self))
-
-    def equals(self, other: Operand) -> Value:
-        """True where both are the same."""
-        return self.body.node("Equal", self, self.body.like(other, self))
-
-    def __and__(self, other: Value) -> Value:
-        return self.body.node("And", self, other)
-
-    def __or__(self, other: Value) -> Value:
-        return self.body.node("Or", self, other)
-
-    def __invert__(self) -> Value:
-        return self.body.node("Not", self)
+    def append(self, op_type: str, *operands: Operand) -> Value:
+        """A number among the operands takes this one's type."""
+        return self.body.node(op_type, *(self.body.like(operand, self) for operand in operands))
 
 
 class Passed(NamedTuple):

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any, Union
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrad.functions.arithmetic import Arithmetic
+
 if TYPE_CHECKING:
     from onnxgrad.graph.builder import Builder
 
@@ -20,8 +22,8 @@ def dims_of(value: ir.Value) -> tuple[Dim, ...] | None:
     return tuple(d if isinstance(d, int) else d.value for d in value.shape)
 
 
-class Tensor:
-    """Operators (+ - * / ** @ < > == ~ &) append nodes; a number on the other side takes this one's type."""
+class Tensor(Arithmetic):
+    """A value and the builder that appends what is computed with it."""
 
     __slots__ = ("builder", "value")
     __hash__ = object.__hash__
@@ -70,60 +72,8 @@ class Tensor:
         """The numbers, if the graph fixes them and they are few."""
         return self.builder.constant_of(self.value)
 
-    def __add__(self, other: Number) -> "Tensor":
-        return self.builder.binary("Add", self, other)
-
-    def __radd__(self, other: Number) -> "Tensor":
-        return self.builder.binary("Add", other, self)
-
-    def __sub__(self, other: Number) -> "Tensor":
-        return self.builder.binary("Sub", self, other)
-
-    def __rsub__(self, other: Number) -> "Tensor":
-        return self.builder.binary("Sub", other, self)
-
-    def __mul__(self, other: Number) -> "Tensor":
-        return self.builder.binary("Mul", self, other)
-
-    def __rmul__(self, other: Number) -> "Tensor":
-        return self.builder.binary("Mul", other, self)
-
-    def __truediv__(self, other: Number) -> "Tensor":
-        return self.builder.binary("Div", self, other)
-
-    def __rtruediv__(self, other: Number) -> "Tensor":
-        return self.builder.binary("Div", other, self)
-
-    def __pow__(self, other: Number) -> "Tensor":
-        return self.builder.binary("Pow", self, other)
-
-    def __matmul__(self, other: "Tensor") -> "Tensor":
-        return self.builder.binary("MatMul", self, other)
-
-    def __neg__(self) -> "Tensor":
-        return self.builder.node("Neg", [self])[0]
-
-    def __lt__(self, other: Number) -> "Tensor":
-        return self.builder.binary("Less", self, other)
-
-    def __le__(self, other: Number) -> "Tensor":
-        return self.builder.binary("LessOrEqual", self, other)
-
-    def __gt__(self, other: Number) -> "Tensor":
-        return self.builder.binary("Greater", self, other)
-
-    def __ge__(self, other: Number) -> "Tensor":
-        return self.builder.binary("GreaterOrEqual", self, other)
-
-    def equals(self, other: Number) -> "Tensor":
-        """Element by element; == would make tensors useless as keys."""
-        return self.builder.binary("Equal", self, other)
-
-    def __and__(self, other: "Tensor") -> "Tensor":
-        return self.builder.binary("And", self, other)
-
-    def __or__(self, other: "Tensor") -> "Tensor":
-        return self.builder.binary("Or", self, other)
-
-    def __invert__(self) -> "Tensor":
-        return self.builder.node("Not", [self])[0]
+    def append(self, op_type: str, *operands: Number) -> "Tensor":
+        """A number among the operands takes this one's type."""
+        if len(operands) == 1:
+            return self.builder.node(op_type, [self])[0]
+        return self.builder.binary(op_type, *operands)
