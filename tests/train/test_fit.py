@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from onnx import parser
 from tests.checks import raises, same_bits
 from tests.train.two_layers import batch, mlp
 
@@ -172,6 +173,20 @@ trainer().fit(forever(), checkpoint="run.safetensors", quiet=True)
     assert mine.steps >= 1
 
 
+def test_a_bad_number_is_found_in_the_data(tmp_path, monkeypatch):
+    """Whatever batch it came in; a target is data, too."""
+    monkeypatch.chdir(tmp_path)
+    arrays = {"x": np.ones((40, 2), np.float32), "target": np.ones((40, 1), np.float32)}
+    arrays["target"][29] = np.nan
+    model = parser.parse_model("""<ir_version: 9, opset_import: ["": 20]> g (float[N, 2] x) => (float[N, 1] y)
+        <float[2, 1] w = {1, 2}> { y = MatMul(x, w) }""")
+    mine = Trainer(model, losses.MSE("y"), optim.SGD())
+    with pytest.raises(TrainingStoppedError) as caught:
+        mine.fit(Batches(arrays, 8, seed=3), quiet=True)
+    assert "the batch's target is nan in example " in str(caught.value)
+    assert "; in the data, target is nan in example 29, at [29, 0]; the state before it is in" in str(caught.value)
+
+
 def test_a_bad_number_leaves_the_last_good_state(tmp_path):
     batches = list(data())
     batches[4] = {**batches[4], "x": np.full_like(batches[4]["x"], np.inf)}
@@ -179,8 +194,8 @@ def test_a_bad_number_leaves_the_last_good_state(tmp_path):
     with pytest.raises(TrainingStoppedError) as caught:
         trainer().fit(batches, 2, quiet=True, checkpoint=path)
     assert str(caught.value) == (
-        "step 5: the loss is nan: the gradient of 'fc0.weight' is not finite; the parameters are those before the step"
-        f"; the state before it is in {str(path)!r}"
+        "step 5: the loss is nan: the batch's x is inf in example 0, at [0, 0]; "
+        f"the parameters are those before the step; the state before it is in {str(path)!r}"
     )
     good, mine = trainer(), trainer()
     for one in batches[:4]:

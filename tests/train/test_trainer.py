@@ -112,14 +112,14 @@ def test_a_gradient_norm_beyond_float32():
     trainer.step(batch(0))
     for gradient in trainer.gradients.values():
         gradient[...] *= np.float32(1e30)
-    trainer._clip()
+    trainer._clip({})
     assert np.isfinite(trainer.gradient_norm) and abs(trainer.gradient_norm / norm_of(trainer.gradients) - 1) < 1e-7
     name, gradient = next(iter(trainer.gradients.items()))
     gradient.flat[3] = np.nan
     with pytest.raises(
         TrainingStoppedError, match=f"the norm of the gradient is .*: the gradient of '{name}' is not finite"
     ):
-        trainer._clip()
+        trainer._clip({})
 
 
 def test_frozen_parameters_stay():
@@ -187,10 +187,13 @@ def test_a_loss_that_is_not_finite_stops():
     before = {name: a.copy() for name, a in trainer.parameters.items()}
     bad = batch(1)
     bad["x"][0, 0] = np.nan
-    with pytest.raises(
-        TrainingStoppedError, match=r"step 2: the loss is nan: the gradient of 'fc0.weight' is not finite"
-    ):
+    end = "; the parameters are those before the step"
+    with raises(TrainingStoppedError, f"step 2: the loss is nan: the batch's x is nan in example 0, at [0, 0]{end}"):
         trainer.step(bad)
+    good, bias = batch(1), trainer.parameters["fc1.bias"]
+    before["fc1.bias"][0] = bias[0] = np.inf
+    with raises(TrainingStoppedError, f"step 2: the loss is nan: the parameter 'fc1.bias' is not finite{end}"):
+        trainer.step(good)
     assert all(same_bits(before[name], a) for name, a in trainer.parameters.items())
 
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import onnx_ir as ir
 
-from onnxgrad.autodiff.engine import influences, write_gradient
+from onnxgrad.autodiff.engine import NoRuleError, influences, write_gradient
 from onnxgrad.graph.builder import Builder
 from onnxgrad.graph.files import load
 from onnxgrad.graph.suggest import listed, suggestion
@@ -14,6 +14,12 @@ from onnxgrad.graph.tensor import Tensor
 from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.finish import FINISH
 from onnxgrad.passes.prepare import prepare
+
+# What to do about an operator without a rule, where it is not gradient()'s argument.
+WAYS_OUT = {
+    "Trainer": "freeze what reaches the loss through it",
+    "grad": "leave out of --wrt what reaches the result through it",
+}
 
 
 def gradient(
@@ -54,7 +60,11 @@ def add_gradient(
     wanted = sources(draft, results, wrt, "`wrt`")
     builder = Builder(graph)
     seeds = _seeds(builder, results)
-    found = write_gradient(builder, seeds, wanted)
+    try:
+        found = write_gradient(builder, seeds, wanted)
+    except NoRuleError as error:
+        way_out = WAYS_OUT.get(draft.caller, "leave out of `wrt` what reaches the result through it")
+        raise NoRuleError(f"{draft.caller}: {error}, or {way_out}") from None
     outputs = _add_outputs(builder, wanted, found)
     if parameters_as_inputs:
         weights_to_inputs(graph, [str(value.name) for value in wanted])
@@ -91,7 +101,10 @@ def sources(
     graph, caller = draft.graph, draft.caller
     inputs = {str(v.name): v for v in graph.inputs}
     reached = influences(list(graph), set(results))
-    named = {**{name: v for name, v in graph.initializers.items() if name not in inputs}, **inputs}
+    named = {name: v for name, v in graph.initializers.items() if name not in inputs}
+    kinds = "initializer"
+    if draft.caller != "Trainer":  # which trains no inputs
+        named, kinds = named | inputs, "input or initializer"
     result = listed(str(v.name) for v in results)
     if wrt is None:
         roles = draft.roles
@@ -101,7 +114,7 @@ def sources(
             raise ValueError(
                 f"{caller}: {result} depends on no parameter; it depends on {listed(others)}: name some with {argument}"
                 if others
-                else f"{caller}: {result} depends on nothing that has a gradient"
+                else f"{caller}: {result} depends on no {kinds} that has a gradient"
             )
         return found
     chosen: dict[str, ir.Value] = {}
@@ -110,7 +123,7 @@ def sources(
         matches = [pattern] if exact else [n for n in named if fnmatch.fnmatchcase(n, pattern) and _is_float(named[n])]
         if not matches:
             raise ValueError(
-                f"{caller}: {argument} names {pattern!r}, which is not an input or initializer of the model"
+                f"{caller}: {argument} names {pattern!r}, which is not an {kinds} of the model"
                 f"{suggestion(pattern, named)}"
             )
         for name in matches:

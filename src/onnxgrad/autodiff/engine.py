@@ -18,7 +18,7 @@ from onnxgrad.rules.registry import RULES, Function, Rule, nondiff, todo
 
 
 class NoRuleError(NotImplementedError):
-    """An operator on the way has no gradient rule."""
+    """An operator on the way has no gradient rule; whoever asked for the gradient adds what else can be done."""
 
 
 def rule_of(node: ir.Node) -> Rule:
@@ -27,15 +27,11 @@ def rule_of(node: ir.Node) -> Rule:
     if rule is None:
         if is_standard(node.domain) and node.op_type in SEQUENCE_OPERATORS:
             raise NoRuleError(
-                f"gradient: {node.op_type} (node {node.name!r}) is of a sequence whose length is known only when the "
-                "model runs, through which no gradient passes: give the model fixed sizes where it is split, or leave "
-                "out of `wrt` what reaches the result through it"
+                f"{node.op_type} (node {node.name!r}) is of a sequence whose length is known only when the model runs, "
+                "through which no gradient passes: give the model fixed sizes where it is split"
             )
         where = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
-        raise NoRuleError(
-            f"gradient: {where} (node {node.name!r}) has no gradient rule: add one with onnxgrad.vjp, or leave out of "
-            "`wrt` what reaches the result through it"
-        )
+        raise NoRuleError(f"{where} (node {node.name!r}) has no gradient rule: add one with onnxgrad.vjp")
     return rule
 
 
@@ -145,8 +141,8 @@ def _parts_of(
     if not rule.outputs and any(g is not None for g in grads[1:]):
         k = next(k for k, g in enumerate(grads) if k and g is not None)
         raise NoRuleError(
-            f"gradient: {node.op_type} (node {node.name!r}) has no rule for the gradient of its output {k}, "
-            f"{node.outputs[k].name!r}"
+            f"{node.op_type} (node {node.name!r}) has no rule for the gradient of its output {k}, "
+            f"{node.outputs[k].name!r}: add one with onnxgrad.vjp"
         )
     found = []
     for value, function, number in inputs_with_rules(node):
@@ -154,8 +150,8 @@ def _parts_of(
             continue
         if function is todo:
             raise NoRuleError(
-                f"gradient: the gradient of {node.op_type} with respect to {value.name!r} is not written (node "
-                f"{node.name!r}): leave out of `wrt` what reaches the result through it"
+                f"the gradient of {node.op_type} with respect to {value.name!r} is not written (node {node.name!r}): "
+                "add it with onnxgrad.vjp"
             )
         try:
             part = function(grads[0], view) if number is None else function(grads[0], view, number)

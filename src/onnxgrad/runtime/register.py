@@ -27,6 +27,17 @@ def _of_words(count: int) -> Any:
     return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * count)
 
 
+def require_onnxruntime(caller: str) -> Any:
+    """The module; one sentence where it is not installed."""
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise ImportError(
+            f"{caller} needs onnxruntime: pip install onnxgrad[cpu], or onnxruntime-gpu for CUDA ({error})"
+        ) from error
+    return onnxruntime
+
+
 def register(options: Any = None) -> Any:
     """Makes every operator of onnxgrad known to sessions made with `options`, new ones if None; returns them.
 
@@ -35,12 +46,7 @@ def register(options: Any = None) -> Any:
     most other models with these options: it then finds none of its own operators of that domain, which it puts in place
     of Gemm and Relu, say. Options that have the operators already stay as they are.
     """
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise ImportError(
-            "onnxgrad.register needs onnxruntime: pip install onnxruntime, or onnxruntime-gpu for CUDA"
-        ) from error
+    onnxruntime = require_onnxruntime("onnxgrad.register")
     options = onnxruntime.SessionOptions() if options is None else options
     if not isinstance(options, onnxruntime.SessionOptions):
         raise TypeError(f"register: options is a {type(options).__name__}, expected onnxruntime.SessionOptions")

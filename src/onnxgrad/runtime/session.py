@@ -11,7 +11,7 @@ import onnx
 
 from onnxgrad.domains import MICROSOFT
 from onnxgrad.runtime import interrupts
-from onnxgrad.runtime.register import register
+from onnxgrad.runtime.register import register, require_onnxruntime
 
 # Serialized messages are joined by writing one after the other: this adds an import to a model, whatever else is in it.
 IMPORT = onnx.ModelProto(opset_import=[onnx.helper.make_opsetid(MICROSOFT, 1)]).SerializeToString()
@@ -63,6 +63,7 @@ def _open(model: bytes | Path, options: Any, providers: Sequence[Any] | None) ->
 
 @functools.cache
 def _session_class() -> Any:
+    require_onnxruntime("onnxgrad.session")
     import onnxruntime
 
     class Session(onnxruntime.InferenceSession):  # type: ignore[misc]

@@ -93,6 +93,20 @@ class BatchChecker:
                 raise ValueError(f"the batch's {name} has shape {list(given)}, expected {expected}")
 
 
+def not_finite(batch: Batch) -> str | None:
+    """Which input of a batch has a number that is not finite, and in which example; None if there is none."""
+    for name, given in batch.items():
+        on_gpu = is_foreign(given) and is_on_gpu(given)
+        array = given.detach().cpu().numpy() if on_gpu else to_numpy(given) if is_foreign(given) else np.asarray(given)
+        if array.dtype.kind == "f" or array.dtype.name == "bfloat16":
+            wrong = ~np.isfinite(array)
+            if wrong.any():
+                at = np.argwhere(wrong)[0].tolist()
+                where = f"in example {at[0]}, at {at}" if at else ""
+                return f"{name} is {float(array[tuple(at)])} {where}".rstrip()
+    return None
+
+
 def _numpy_type(described: Any) -> np.dtype[Any]:
     if described.type not in NUMPY_TYPES:
         raise TypeError(

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from onnxgrad.cpu.core.threads import launch
+from onnxgrad.runtime.register import require_onnxruntime
 from onnxgrad.tensor_types import Array
 
 BYTES = 4  # of a number, usually
@@ -117,8 +118,7 @@ class Cuda:
             raise ImportError(f"Trainer: device 'cuda' needs torch: pip install onnxgrad[cuda] ({error})") from None
         if not torch.cuda.is_available():
             raise RuntimeError("Trainer: device is 'cuda', but torch finds no GPU: use the device 'cpu'")
-        import onnxruntime
-
+        onnxruntime = require_onnxruntime("Trainer")
         if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
             raise RuntimeError(
                 "Trainer: device is 'cuda', but this onnxruntime has no CUDA provider: install onnxruntime-gpu in "

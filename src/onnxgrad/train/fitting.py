@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onnxgrad.train.batches import Batches
+from onnxgrad.train.batches import Batches, not_finite
 from onnxgrad.train.distributed.ranks import Ranks, SingleProcess, on_every_rank
 from onnxgrad.train.interruption import Interrupted, Interruption
 from onnxgrad.train.progress import Progress
@@ -95,7 +95,7 @@ def fit(
             assert ranks.stop is not None
             raise on_every_rank(_interrupted(trainer, options, ranks.stop)) from None
         except TrainingStoppedError as error:
-            where = _leave_state(trainer, options)
+            where = _first_in_data(options) + _leave_state(trainer, options)
             error.args = (f"{error.args[0]}; {where}",)
             raise
         finally:
@@ -174,6 +174,12 @@ def _interrupted(trainer: "Trainer", options: FitOptions, name: str) -> Interrup
     except OSError as error:
         return Interrupted(f"stopped by {name} after step {trainer.steps}; nothing was saved: {error}", name, None)
     return Interrupted(f"stopped by {name} after step {trainer.steps}; the state is in {str(path)!r}", name, path)
+
+
+def _first_in_data(options: FitOptions) -> str:
+    """Where the first number to train on is not finite: in a batch the examples have other numbers."""
+    found = not_finite(options.batches.arrays) if isinstance(options.batches, Batches) else None
+    return "" if found is None else f"in the data, {found}; "
 
 
 def _leave_state(trainer: "Trainer", options: FitOptions) -> str:

@@ -9,7 +9,7 @@ import onnx_ir as ir
 from onnxgrad.cpu.core.threads import get_num_threads
 from onnxgrad.graph.validity import one_line
 from onnxgrad.runtime.interrupts import run
-from onnxgrad.runtime.register import register
+from onnxgrad.runtime.register import register, require_onnxruntime
 from onnxgrad.tensor_types import Array
 from onnxgrad.train.batches import BatchChecker
 from onnxgrad.train.devices import Device
@@ -31,8 +31,7 @@ class Session:
         validate: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> None:
         """`validate` is called with every batch before it runs, and raises if the batch is wrong."""
-        import onnxruntime
-
+        onnxruntime = require_onnxruntime("Trainer")
         options = register()
         options.intra_op_num_threads = get_num_threads()
         # With a memory pattern the second run allocates all its memory at once, while that of the first stays in the

@@ -4,7 +4,6 @@ import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from onnxgrad.passes.draft import Draft, without_garbage_collection
 from onnxgrad.passes.expand_ml import write_attributes
 from onnxgrad.passes.prepare import RESTORE, prepare
 from onnxgrad.passes.train_mode import SEED, to_inference_mode
+from onnxgrad.train.batches import LocalBatch, not_finite
 from onnxgrad.train.buffers import Buffers
 from onnxgrad.train.checkpoint import check_arrays, read_checkpoint, write_checkpoint
 from onnxgrad.train.devices import device_of
@@ -183,11 +183,11 @@ class Trainer:
                 self._seed[0] = int(seeds.generate_state(1, np.uint64)[0] >> 1)
             loss = self._run(batch)
             if not math.isfinite(loss):
-                self._stop(f"the loss is {loss}")
+                self._stop(f"the loss is {loss}", batch)
             if self._total is None or self._accumulate_gradients():
                 if self._collectives is not None:
                     self._collectives.reduce_gradients()
-                self._clip()
+                self._clip(batch)
                 self._state.step(self.schedule(self._state.steps))
                 if self._collectives is not None:
                     self._collectives.all_gather_parameters()
@@ -240,23 +240,28 @@ class Trainer:
         self._device.run("scale", chunks, grad, 1 / self._accumulate)
         return True
 
-    def _clip(self) -> None:
+    def _clip(self, batch: Mapping[str, Any]) -> None:
         chunks, grad = self._state.chunks, self._state.grad
         self._device.run("squares", chunks, grad, self._sums)
         self.gradient_norm = math.sqrt(float(self._state.of_all_chunks(self._sums).sum()))
         if not math.isfinite(self.gradient_norm):
-            self._stop(f"the norm of the gradient is {self.gradient_norm}")
+            self._stop(f"the norm of the gradient is {self.gradient_norm}", batch)
         if self._clip_norm is not None and self.gradient_norm > self._clip_norm:
             self._device.run("scale", chunks, grad, self._clip_norm / (self.gradient_norm + 1e-6))
         if self._clip_value is not None:
             self._device.run("clamp", chunks, grad, self._clip_value)
 
-    def _stop(self, why: str) -> None:
-        arrays = ((name, self._device.to_numpy(g)) for name, g in self.gradients.items())
-        mine = next((k for k, (_, g) in enumerate(arrays) if not np.isfinite(g).all()), len(self.gradients))
-        first = min(self.ranks.all_gather(mine))
-        bad = next(islice(self.gradients, first, None), None)
-        cause = f": the gradient of {bad!r} is not finite" if bad is not None else ""
+    def _stop(self, why: str, batch: Mapping[str, Any]) -> None:
+        """Raises, with the cause that comes first: in the batch, in the parameters, or in the gradients."""
+        found = not_finite(batch)
+        here = f" of rank {self.ranks.rank}'s slice" if isinstance(batch, LocalBatch) else ""
+        causes = [None if found is None else f"the batch's {found}{here}"]
+        for what, arrays in (("parameter", self.parameters), ("gradient of", self.gradients)):
+            numbers = ((name, self._device.to_numpy(a)) for name, a in arrays.items())
+            bad = next((name for name, a in numbers if not np.isfinite(a).all()), None)
+            causes.append(None if bad is None else f"the {what} {bad!r} is not finite")
+        of_all = self.ranks.all_gather(causes)
+        cause = next((f": {found}" for kind in zip(*of_all, strict=True) for found in kind if found is not None), "")
         text = f"step {self.steps + 1}: {why}{cause}; the parameters are those before the step"
         raise on_every_rank(TrainingStoppedError(text))
 
