@@ -1,6 +1,7 @@
 """load() and save(): models of any kind come in; files take their name only once they are complete."""
 
 import contextlib
+import functools
 import glob
 import os
 import platform
@@ -35,6 +36,7 @@ def load(model: Any, caller: str) -> ir.Model:
         what, loaded = repr(str(path)), _read(path, caller)
     elif isinstance(model, onnx.ModelProto):
         what, loaded = "the model", _from_proto(model, "the model", caller)
+        _own_names(loaded)
     elif isinstance(model, ir.Model):
         what, loaded = "the model", _clone(model)
     else:
@@ -76,6 +78,20 @@ def _from_proto(proto: onnx.ModelProto, what: str, caller: str) -> ir.Model:
         return maps.from_proto(proto)
     except Exception as error:  # of any type, from onnx_ir
         raise ValueError(f"{caller}: {what} is not valid: {objection(proto) or one_line(error)}") from None
+
+
+def _own_names(model: ir.Model) -> None:
+    """Lets tensors of a proto that is somebody else's have names of their own: onnx_ir would change those in there."""
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            tensor: Any = value.const_value
+            if isinstance(tensor, ir.TensorProtoTensor):
+                given = functools.partial(_itself, tensor)
+                value.const_value = ir.LazyTensor(given, tensor.dtype, tensor.shape, name=tensor.name)
+
+
+def _itself(tensor: Any) -> Any:
+    return tensor
 
 
 def _clone(model: ir.Model) -> ir.Model:

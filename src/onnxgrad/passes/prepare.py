@@ -23,6 +23,7 @@ from onnxgrad.passes.validate import validate
 from onnxgrad.passes.weights_aside import weights_aside
 from onnxgrad.rules.registry import RULES
 
+NORM_WITH_MODE = 14  # the opset since which BatchNormalization says whether it is in train mode
 RESIZE_WITH_MODES = 11  # the first opset where Resize can be told where it reads
 OLDEST_IR = 4  # from which on an initializer need not be an input, too
 OLDEST_OPSET = 18  # the oldest that the functions of our operators are written for; older models are converted
@@ -60,6 +61,7 @@ def convert_opset(draft: Draft) -> None:
     opset = draft.graph.opset_imports.setdefault("", OLDEST_OPSET)
     if opset >= OLDEST_OPSET:
         return
+    in_training = _without_saved_statistics(draft.graph) if opset < NORM_WITH_MODE else set()
     with weights_aside(draft.graph) as weights:
         proto = ir.to_proto(draft.model)
     proto.ir_version = max(proto.ir_version, OLDEST_IR)
@@ -72,8 +74,26 @@ def convert_opset(draft: Draft) -> None:
         ) from None
     draft.model = ir.from_proto(converted)
     weights.put_back(draft.graph)
+    for node in draft.graph:
+        if node.outputs[0].name in in_training:
+            node.attributes["training_mode"] = ir.AttrInt64("training_mode", 1)
     if opset < RESIZE_WITH_MODES:
         _keep_coordinates(draft.model)
+
+
+def _without_saved_statistics(graph: ir.Graph) -> set[str]:
+    """Drops outputs of BatchNormalization that later opsets do not have; results of those that are in train mode.
+
+    Before opset 14 a node was in train mode if it had such outputs, which nothing uses but training in old frameworks.
+    """
+    found = set()
+    for node in graph:
+        if node.op_type != "BatchNormalization" or not is_standard(node.domain) or len(node.outputs) == 1:
+            continue
+        if not any(v.uses() or v.is_graph_output() for v in node.outputs[3:]):
+            node.resize_outputs(min(len(node.outputs), 3))
+            found.add(str(node.outputs[0].name))
+    return found
 
 
 def _keep_coordinates(model: ir.Model) -> None:
