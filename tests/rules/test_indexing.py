@@ -1,10 +1,14 @@
 """Operators that pick elements by position, or put them there."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
 from tests.gradients import check_rule
 from tests.linear_rules import check_adjoint, check_like_torch
+
+import onnxgrad
 
 RNG = np.random.default_rng(0)
 
@@ -123,3 +127,16 @@ def test_like_torch():
     check_like_torch(lambda a: a.topk(2).values, "TopK", x(3, 4), ints(2), outputs=2)
     check_like_torch(lambda a: a.cumsum(0), "CumSum", x(3, 4), number(0))
     check_like_torch(lambda a: a[1:, ::2], "Slice", x(3, 4), ints(1, 0), ints(9, 9), ints(0, 1), ints(1, 2))
+
+
+def test_pytorch_does_not_train_the_row_for_padding(tmp_path):
+    table, target = torch.nn.Embedding(5, 3, padding_idx=0), torch.randn(2, 4, 3)
+    ids, path = torch.tensor([[1, 0, 4, 0], [0, 2, 1, 0]]), str(tmp_path / "m.onnx")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(table, (ids,), path, dynamo=True, output_names=["y"], input_names=["x"], verbose=False)
+    trainer = onnxgrad.Trainer(path, onnxgrad.losses.MSE("y"), onnxgrad.optim.SGD(lr=0.1))
+    trainer.step({"x": ids.numpy(), "target": target.numpy()})
+    torch.nn.functional.mse_loss(table(ids), target).backward()
+    np.testing.assert_allclose(trainer.gradients["weight"], table.weight.grad, rtol=1e-6)
+    assert not trainer.gradients["weight"][0].any()

@@ -63,6 +63,11 @@ class NodeView:
         hierarchy = self.node.metadata_props.get("pkg.torch.onnx.class_hierarchy", "")
         return hierarchy.strip("[]").rpartition(", ")[2].strip("'\"")
 
+    @property
+    def torch_call(self) -> str:
+        """The PyTorch call with its arguments, `aten.embedding.default](args = (%weight, %x, 0), …`, if it is noted."""
+        return self.node.metadata_props.get("pkg.torch.onnx.fx_node", "").partition("torch.ops.")[2]
+
     def result(self, k: int) -> Tensor:
         """The k-th output."""
         self.builder.ask_for_outputs(self.node, k + 1)

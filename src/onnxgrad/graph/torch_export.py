@@ -18,6 +18,14 @@ _SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _CALL = "pkg.torch.onnx.fx_node"
+_FOLDED = "pkg.onnxscript.optimizer.folded_from"
+# Calls that move numbers and change none; values are named after the calls that computed them, constants `val_7`.
+_MOVES = {
+    "alias", "arange", "broadcast_to", "chunk", "clone", "contiguous", "detach", "embedding", "expand", "flatten",
+    "gather", "getitem", "index", "lift_fresh_copy", "permute", "repeat", "reshape", "select", "slice", "split",
+    "squeeze", "t", "to", "transpose", "unsqueeze", "val", "view",
+}  # fmt: skip
+_READS_ROWS = {"embedding", "gather", "index"}
 _SPEC = re.compile(r"^(\w+): (\w+) target='([^']*)'", re.MULTILINE)
 _ARGUMENT = re.compile(r"%(\w+)")
 
@@ -54,6 +62,27 @@ def inputs_of_call(node: ir.Node, signature: Mapping[str, Input]) -> list[Input]
     """The parameters, buffers and constants that the call which a node came from was given, in order."""
     _, _, arguments = node.metadata_props.get(_CALL, "").partition("](args")
     return [signature[name] for name in _ARGUMENT.findall(arguments) if name in signature]
+
+
+class Folding(NamedTuple):
+    """What an initializer was computed from by the exporter, before it wrote the file."""
+
+    parameters: list[str]
+    is_moved: bool  # whether its numbers are those of a parameter
+    reads_rows: bool  # of a table, some more than once perhaps
+
+
+def folding_of(value: ir.Value, signature: Mapping[str, Input]) -> Folding | None:
+    """What an initializer was computed from; None if the file does not say, and once it has a parameter's name."""
+    text = value.metadata_props.get(_FOLDED)
+    kinds = {i.name: i.kind for i in signature.values()}
+    if text is None or value.name in kinds:
+        return None
+    names = ast.literal_eval(text)
+    last, *others = (re.sub(r"_\d+$", "", name) for name in (str(value.name), *names) if name not in kinds)
+    calls, parameters = {last, *others}, [name for name in names if kinds.get(name) == PARAMETER]
+    is_moved = last == "embedding" or calls <= _MOVES  # an embedding's indices may have been computed, too
+    return Folding(parameters, len(parameters) == 1 and is_moved, bool(calls & _READS_ROWS))
 
 
 def is_folded_norm(node: ir.Node) -> bool:

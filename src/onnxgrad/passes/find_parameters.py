@@ -14,7 +14,16 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.domains import MICROSOFT, is_standard
-from onnxgrad.graph.torch_export import PARAMETER, Input, inputs_of_call, kind_of, module_of, signature
+from onnxgrad.graph.torch_export import (
+    PARAMETER,
+    Folding,
+    Input,
+    folding_of,
+    inputs_of_call,
+    kind_of,
+    module_of,
+    signature,
+)
 from onnxgrad.passes.draft import Draft, Role
 from onnxgrad.tensor_types import Array
 
@@ -241,7 +250,7 @@ def is_mask(tensor: Any) -> bool:
 def _is_table_of_sines(tensor: Any) -> bool:
     """Whether every row is pairs of a sine and a cosine: its squares add up to half its length."""
     shape = tensor.shape.numpy()
-    if not 2 <= len(shape) <= 3 or shape[-1] < 4 or shape[-1] % 2:
+    if len(shape) < 2 or shape[-1] < 4 or shape[-1] % 2:
         return False
     numbers = _numbers(tensor)
     rows = numbers[: numbers.size // shape[-1] * shape[-1]].reshape(-1, shape[-1])[:64]
@@ -261,6 +270,10 @@ def _ask_the_modules(graph: ir.Graph, uses: _Uses, inputs: Mapping[str, Input], 
             continue
         mine = uses.of[value]
         strong = next((use for use in mine if use.strong), None)
+        folding = folding_of(value, inputs)
+        if folding is not None:
+            found[name] = _folded(folding, (strong or mine[0]).role)
+            continue
         if strong is not None:
             given = inputs_of_call(strong.node, inputs)
             if given and all(i.kind != PARAMETER for i in given):
@@ -275,6 +288,12 @@ def _ask_the_modules(graph: ir.Graph, uses: _Uses, inputs: Mapping[str, Input], 
             found[name] = Role(mine[0].role, True, f"computed from {' or '.join(near[:3])} of the PyTorch module")
         else:
             found[name] = Role("table", False, "computed from no parameter of its PyTorch module")
+
+
+def _folded(folding: Folding, role: str) -> Role:
+    if not folding.parameters:
+        return Role("table", False, "computed from no parameter of the PyTorch module")
+    return Role(role, True, f"computed from {' and '.join(folding.parameters[:3])} of the PyTorch module")
 
 
 def parameters_gone(graph: ir.Graph, inputs: Mapping[str, Input]) -> list[str]:

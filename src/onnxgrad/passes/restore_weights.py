@@ -1,8 +1,9 @@
 """restore_weights: the parameters of a PyTorch module, as they were before torch's exporters folded them.
 
 The exporters transpose the weight of a Linear and number it (`val_12`), and make one initializer of all that have the
-same numbers, so that fresh norms share their scales. Here weights get back their names, those that were several are
-several again, and a weight that was used twice (an embedding that is also the last layer) is one again.
+same numbers, so that fresh norms share their scales; they read embeddings at positions that they know. Here weights get
+back their names, those that were several are several again, a weight that was used twice (an embedding that is also the
+last layer) is one again, and of an embedding there are the rows in use.
 """
 
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from onnxgrad.graph.torch_export import (
     PARAMETER,
     PRODUCER,
     Input,
+    folding_of,
     inputs_of_call,
     is_folded_norm,
     mark,
@@ -51,6 +53,7 @@ def restore_weights(draft: Draft) -> None:
 
 def _restore(graph: ir.Graph, value: ir.Value, originals: "_Originals") -> None:
     groups: dict[str, list[Any]] = {}
+    folding = folding_of(value, originals.inputs)
     for use in value.uses():
         groups.setdefault(originals.name(value, use), []).append(use)
     kept = str(value.name) if str(value.name) in groups else next(iter(groups))
@@ -60,7 +63,11 @@ def _restore(graph: ir.Graph, value: ir.Value, originals: "_Originals") -> None:
     if kept != value.name:
         _rename(graph, value, kept, groups[kept])
     if not originals.are_named:
-        _undo_expand(graph, value)
+        value = _undo_expand(graph, value)
+        if folding is not None:
+            _undo_broadcast(graph, value, folding.parameters)
+            if folding.reads_rows:
+                _undo_reading(graph, value)
 
 
 class _Originals:
@@ -68,7 +75,7 @@ class _Originals:
 
     def __init__(self, graph: ir.Graph, inputs: Mapping[str, Input], are_named: bool) -> None:
         """`are_named`: by calls, rather than by the module."""
-        self._inputs, self._gone, self.are_named = inputs, parameters_gone(graph, inputs), are_named
+        self.inputs, self._gone, self.are_named = inputs, parameters_gone(graph, inputs), are_named
         self._layers: dict[str, list[ir.Node]] = {}  # recurrent nodes, by module
 
     def name(self, value: ir.Value, use: Any) -> str:
@@ -76,19 +83,24 @@ class _Originals:
         own, node = str(value.name), use.node
         module, role = module_of(node), role_at(node, use.idx)
         ending = _ending(role or COMBINED.get(node.op_type))
-        is_numbered = bool(self._inputs) or own.startswith(_NUMBERED)
+        is_numbered = bool(self.inputs) or own.startswith(_NUMBERED)
         if module is None or not is_numbered:
             return own
         if node.op_type in _RECURRENT and role is not None:
             return f"{module}.{_RECURRENT_NAMES[use.idx]}_l{self._layer(module, node)}"
-        if not self._inputs:
+        if not self.inputs:
             return own if role is None else f"{module}.{ending}"
-        given = [i.name for i in inputs_of_call(node, self._inputs) if i.kind == PARAMETER]
+        folding = folding_of(value, self.inputs)
+        if folding is not None and folding.is_moved and not self.are_named:
+            return folding.parameters[0]
+        given = [i.name for i in inputs_of_call(node, self.inputs) if i.kind == PARAMETER]
         if own in given or (is_folded_norm(node) and role != "bias"):
             return own
         if given or self.are_named:
             matching = [name for name in given if name.endswith(f".{ending}")] if len(given) > 1 else given
             return matching[0] if len(matching) == 1 else own
+        if folding is not None:
+            return own
         near = [name for name in self._gone if is_inside(name, module)]
         if len(near) == 1:
             return near[0]
@@ -190,15 +202,15 @@ def _tie_embeddings(graph: ir.Graph) -> None:
                 _tie(graph, value, table, uses)
 
 
-def _undo_expand(graph: ir.Graph, value: ir.Value) -> None:
-    """Makes one again of a token that the exporter repeated for each example of its batch."""
+def _undo_expand(graph: ir.Graph, value: ir.Value) -> ir.Value:
+    """Makes one again of a token that the exporter repeated for each example of its batch; the initializer there is."""
     shape = () if value.const_value is None else value.const_value.shape.numpy()
     batches = (v for v in graph.inputs if v.shape is not None and len(v.shape) and v.shape[0] == shape[0])
     if len(shape) < 3 or shape[0] < 2 or (batch := next(batches, None)) is None or value.const_value is None:
-        return
+        return value
     array = value.const_value.numpy()
     if not (array == array[:1]).all():
-        return
+        return value
     name, dtype = str(value.name), value.const_value.dtype
     one = ir.Value(name=name, type=value.type, shape=ir.Shape([1, *shape[1:]]))
     one.const_value = ir.Tensor(np.ascontiguousarray(array[:1]), dtype=dtype, name=name)
@@ -218,6 +230,66 @@ def _undo_expand(graph: ir.Graph, value: ir.Value) -> None:
     value.replace_all_uses_with(expand.outputs[0])
     graph.initializers.pop(name)
     graph.register_initializer(one)
+    return one
+
+
+def _undo_broadcast(graph: ir.Graph, value: ir.Value, parameters: list[str]) -> None:
+    """Makes one again of a bias and what it was computed to be at the start of an RNN, added to a product of zeros."""
+    array = value.const_value.numpy() if value.const_value is not None else np.empty(0)
+    for name in parameters:
+        bias = graph.initializers.get(name)
+        if (
+            bias is None
+            or bias is value
+            or bias.const_value is None
+            or bias.const_value.shape.numpy() != array.shape[-1:]
+        ):
+            continue
+        if (array == bias.const_value.numpy()).all():
+            sizes = ir.AttrTensor("value", ir.Tensor(np.array(array.shape)))
+            shape = ir.Node("", "Constant", [], [sizes], num_outputs=1, name=f"{value.name}_shape")
+            expand = ir.Node("", "Expand", [bias, shape.outputs[0]], num_outputs=1, name=f"{value.name}_expanded")
+            for node in (expand, shape):
+                node.outputs[0].name = node.name
+                graph.insert_before(graph[0], node)
+            expand.outputs[0].type, expand.outputs[0].shape = value.type, value.shape
+            value.replace_all_uses_with(expand.outputs[0])
+            graph.initializers.pop(str(value.name))
+            return
+
+
+def _undo_reading(graph: ir.Graph, value: ir.Value) -> None:
+    """Makes a table again of what the exporter read from it: rows that are the same were one, and share a gradient."""
+    if value.const_value is None:
+        return
+    array = value.const_value.numpy()
+    if array.size < 2 or (array == array.flat[0]).all():
+        return
+    tables = []
+    for axis in range(array.ndim):  # of a row's numbers: the exporter may have moved it
+        rows = np.moveaxis(array, axis, -1)
+        table, at = np.unique(rows.reshape(-1, rows.shape[-1]), axis=0, return_inverse=True)
+        tables.append((axis, table, at.reshape(rows.shape[:-1])))
+    axis, table, at = min(tables, key=lambda found: (found[1].size, len(found[1])))
+    if table.size == array.size:
+        return
+    name = str(value.name)
+    kept = ir.Value(name=name, type=value.type, shape=ir.Shape(table.shape))
+    kept.const_value = ir.Tensor(table, dtype=value.const_value.dtype, name=name)
+    kept.metadata_props.update(value.metadata_props)
+    rows_at = ir.Node("", "Constant", [], [ir.AttrTensor("value", ir.Tensor(at))], num_outputs=1, name=f"{name}_rows")
+    read = ir.Node("", "Gather", [kept, rows_at.outputs[0]], num_outputs=1, name=f"{name}_read")
+    order = [*range(array.ndim - 1)]
+    order.insert(axis, array.ndim - 1)
+    moved = ir.Node("", "Transpose", [read.outputs[0]], [ir.AttrInt64s("perm", order)], num_outputs=1)
+    moved.name = f"{name}_moved"
+    for node in (moved, read, rows_at):
+        node.outputs[0].name = node.name
+        graph.insert_before(graph[0], node)
+    moved.outputs[0].type, moved.outputs[0].shape = value.type, value.shape
+    value.replace_all_uses_with(moved.outputs[0])
+    graph.initializers.pop(name)
+    graph.register_initializer(kept)
 
 
 def _undo_identities(graph: ir.Graph) -> None:

@@ -1,5 +1,6 @@
 """Operators that pick elements by position, or put them there."""
 
+import re
 from typing import NamedTuple
 
 from onnxgrad.domains import MICROSOFT
@@ -10,11 +11,17 @@ from onnxgrad.rules.shape import filled_like, reshaped_like
 
 INT64_MAX = 2**63 - 1
 
-vjp(
-    "Gather",
-    data=lambda g, n: op.GatherGrad(op.Shape(n.data), n.indices, g, axis=n.axis),
-    indices=nondiff,
-)
+_PADDED = re.compile(r"aten\.embedding\.default\]\(args = \(%\w+, %\w+, (\d+)")
+
+
+def _gather(g: Tensor, n: NodeView) -> Tensor:
+    if (padded := _PADDED.match(n.torch_call)) is not None:
+        # PyTorch does not train the row that an embedding has for padding.
+        g = op.Where(op.Unsqueeze(n.indices.equals(int(padded[1])), [-1]), 0, g)
+    return op.GatherGrad(op.Shape(n.data), n.indices, g, axis=n.axis)
+
+
+vjp("Gather", data=_gather, indices=nondiff)
 vjp(
     "GatherElements",
     data=lambda g, n: op.GatherElementsGrad(g, op.Shape(n.data), n.indices, axis=n.axis),
