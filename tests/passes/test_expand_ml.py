@@ -201,6 +201,42 @@ def test_one_example_alone(case):
     assert mine["x_grad"].shape == (3,)
 
 
+CODES = np.array([[0, 1], [1, 1], [0, 0]])
+ENCODERS = {
+    "LabelEncoder": (INT64, {"keys_int64s": [0, 1], "values_floats": [0.5, 2.0]}),
+    "OneHotEncoder": (INT64, {"cats_int64s": [0, 1]}),
+    "Binarizer": (FLOAT, {"threshold": 0.5}),
+    "FeatureVectorizer": (INT64, {"inputdimensions": [2]}),
+}
+
+
+@pytest.mark.parametrize("op_type", ENCODERS)
+def test_what_is_after_an_encoder_is_trained(op_type):
+    kind, attributes = ENCODERS[op_type]
+    columns = 1 if op_type == "OneHotEncoder" else 2
+    x = CODES[:, 2 - columns :].squeeze().astype(helper.tensor_dtype_to_np_dtype(kind))
+    shape = ("N",) if x.ndim == 1 else ("N", 2)
+    proto = model(op_type, kind=kind, shape=shape, nodes=[helper.make_node("MatMul", ["y0", "w"], ["z"])], **attributes)
+    proto.opset_import[0].version = 2
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((2, 1), np.float32), "w"))
+    proto.graph.output[0].name = "z"
+    trainer = onnxgrad.Trainer(proto, losses.MSE("z"), optim.SGD(lr=0.1))
+    expected = np.mean(run(proto, x)["z"] ** 2)
+    assert trainer.step({"x": x, "target": np.zeros((3, 1), np.float32)}) == pytest.approx(expected)
+    assert list(trainer.parameters) == ["w"] and trainer.gradients["w"].any()
+
+
+def test_texts_cannot_be_given():
+    proto = model("LabelEncoder", kind=onnx.TensorProto.STRING, keys_strings=["a", "b"], values_floats=[0.5, 2.0])
+    proto.opset_import[0].version = 2
+    proto.graph.node.append(helper.make_node("Mul", ["y0", "w"], ["z"]))
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(3, np.float32), "w"))
+    proto.graph.output[0].name = "z"
+    sentence = "the model's input 'x' is a tensor(string), which no batch can hold: give the model numbers, and encode "
+    with raises(TypeError, f"{sentence}them before it"):
+        onnxgrad.Trainer(proto, losses.MSE("z"), optim.SGD(lr=0.1), "w")
+
+
 def test_what_has_no_gradient():
     trees = {
         "nodes_treeids": [0, 0, 0], "nodes_nodeids": [0, 1, 2], "nodes_featureids": [0, 0, 0],

@@ -50,8 +50,8 @@ def expand_ml(draft: Draft) -> None:
     nodes = {node: name for node, name in _named(draft.graph) if node.op_type in WRITERS}
     while nodes:
         infer(draft)
-        # A node is written once what makes its input is, so that the type of the input is known.
-        ready = [n for n in nodes if (v := n.inputs[0]) is not None and v.dtype and v.producer() not in nodes]
+        # A node is written once what makes its inputs is, so that their types are known.
+        ready = [n for n in nodes if all(v and v.dtype and v.producer() not in nodes for v in n.inputs)]
         if not ready:
             break
         builder = Builder(draft.graph)
@@ -136,8 +136,11 @@ class _Node:
     @property
     def x(self) -> Tensor:
         """The input as the operators compute with it."""
+        return self.as_float(self.input)
+
+    def as_float(self, tensor: Tensor) -> Tensor:
         kind = ir.DataType.FLOAT
-        cast: Tensor = self.input if self.input.dtype == kind else op.Cast(self.input, to=kind.value)
+        cast: Tensor = tensor if tensor.dtype == kind else op.Cast(tensor, to=kind.value)
         return cast
 
     @property
@@ -272,6 +275,10 @@ def _array_feature_extractor(n: _Node) -> list[Tensor]:
     return [op.Unsqueeze(found, [0]) if found.shape is not None and len(found.shape) == 1 else found]
 
 
+def _feature_vectorizer(n: _Node) -> list[Tensor]:
+    return [op.Concat(*(n.as_float(n.builder.tensor(v)) for v in n.node.inputs if v is not None), axis=-1)]
+
+
 def _svm_regressor(n: _Node) -> list[Tensor]:
     if n.node.attributes.get_int("one_class", 0):
         raise _CannotError("is of one class and gives a sign, which has no gradient")
@@ -344,6 +351,7 @@ WRITERS: dict[str, Callable[[_Node], list[Tensor]]] = {
     "Normalizer": _normalizer,
     "Imputer": _imputer,
     "ArrayFeatureExtractor": _array_feature_extractor,
+    "FeatureVectorizer": _feature_vectorizer,
     "SVMRegressor": _svm_regressor,
     "SVMClassifier": _svm_classifier,
 }
