@@ -35,9 +35,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if DEVICE == "cpu":
         items.sort(key=lambda item: item.path.parent.name != "ops")  # they compile kernels, for all others to find
         if config.getoption("part"):
-            wanted = config.getoption("part") == "daily"
-            daily = {case for cases in _by_function(items).values() for case in _daily(cases)}
-            _keep(config, items, [item for item in items if (item in daily) == wanted])
+            _keep_part(config, items, config.getoption("part"))
         return
     kept = []
     for (path, name), every_case in _by_function(items).items():
@@ -58,6 +56,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     _keep(config, items, kept)
 
 
+def _keep_part(config: pytest.Config, items: list[pytest.Item], part: str) -> None:
+    functions = _by_function(items).values()
+    if part == "halves":
+        _keep(config, items, [case for cases in functions for case in _some_of(_of_half_types(cases))])
+        return
+    daily = {case for cases in functions for case in _daily(cases)}
+    _keep(config, items, [item for item in items if (item in daily) == (part == "daily")])
+
+
 def _keep(config: pytest.Config, items: list[pytest.Item], kept: list[pytest.Item]) -> None:
     chosen = set(kept)
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
@@ -65,9 +72,12 @@ def _keep(config: pytest.Config, items: list[pytest.Item], kept: list[pytest.Ite
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """What `make test` and `make test-all` ask for."""
-    text = "daily: no slow tests, and of all others enough cases for every value to occur; rest: all that is not daily"
-    parser.addoption("--part", choices=["daily", "rest"], help=text)
+    """What `make test`, `make test-all` and `make avx2` ask for."""
+    text = (
+        "daily: no slow tests, and of all others enough cases for every value to occur; rest: all that is not daily; "
+    )
+    text += "halves: of the cases of half types enough for every value to occur"
+    parser.addoption("--part", choices=["daily", "rest", "halves"], help=text)
 
 
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> None:
@@ -112,6 +122,10 @@ def _daily(cases: list[Any]) -> list[Any]:
     if cases[0].get_closest_marker("slow"):
         return []
     return _some_of([case for case in cases if not any(map(NOT_DAILY.search, _texts(case)))] or cases)
+
+
+def _of_half_types(cases: list[Any]) -> list[Any]:
+    return [case for case in cases if any("float16" in text for text in _texts(case))]
 
 
 def _some_of(cases: list[Any]) -> list[Any]:

@@ -1,14 +1,23 @@
 """Vector instructions in LLVM's terms, for the kernels that write their machine code themselves."""
 
+import os
 from typing import Any
 
 import llvmlite.binding as llvm
 from llvmlite import ir
 from numba.core import cgutils
 
-_features = llvm.get_host_cpu_features()
-HAS_AVX512, HAS_NEON = bool(_features.get("avx512f")), bool(_features.get("neon"))
-VECTOR_BYTES = 64 if HAS_AVX512 else 32 if _features.get("avx") else 16
+
+def has_feature(name: str) -> bool:
+    """Whether Numba compiles for a processor that has it: the one at hand, unless NUMBA_CPU_FEATURES names another."""
+    chosen = os.environ.get("NUMBA_CPU_FEATURES")
+    if chosen is not None:
+        return f"+{name}" in chosen.split(",")
+    return bool(llvm.get_host_cpu_features().get(name))
+
+
+HAS_AVX512, HAS_NEON = has_feature("avx512f"), has_feature("neon")
+VECTOR_BYTES = 64 if HAS_AVX512 else 32 if has_feature("avx") else 16
 BIT, INT8, INT32, INT64 = (ir.IntType(bits) for bits in (1, 8, 32, 64))
 FIRST_LEVEL, SECOND_LEVEL = 3, 2  # caches that a prefetch fills
 

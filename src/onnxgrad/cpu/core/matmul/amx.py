@@ -15,7 +15,6 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import llvmlite.binding as llvm
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -30,7 +29,7 @@ from onnxgrad.cpu.core.matmul.amx_packing import (
     pointer,
     rows_of_tiles,
 )
-from onnxgrad.cpu.core.vectors import INT8, INT32, INT64
+from onnxgrad.cpu.core.vectors import INT8, INT32, INT64, has_feature
 
 SLOW = 4  # blocks that are multiplied while slow packing packs one
 _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
@@ -41,10 +40,9 @@ def has_amx() -> bool:
     """Whether the processor has AMX, the system lets this process use it, and the user wants it."""
     if os.environ.get("ONNXGRAD_AMX") == "0":
         return False
-    features = llvm.get_host_cpu_features()
-    if sys.platform != "linux" or platform.machine() != "x86_64" or not features.get("avx512f"):
+    if sys.platform != "linux" or platform.machine() != "x86_64":
         return False
-    if not (features.get("amx-tile") and features.get("amx-bf16")):
+    if not all(map(has_feature, ("avx512f", "amx-tile", "amx-bf16"))):
         return False
     return bool(ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0)
 
