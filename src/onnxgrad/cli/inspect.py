@@ -3,14 +3,16 @@
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
-import onnx_ir as ir
 
 from onnxgrad.cli.group import command
 from onnxgrad.cli.tables import described, plain_console, show
 from onnxgrad.domains import is_standard
-from onnxgrad.graph.torch_export import is_folded_norm
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 YES = {True: "yes", False: "no"}
 MOST_ROWS = 60  # of initializers, unless all are asked for
@@ -57,7 +59,7 @@ def inspect(model: Path, all_rows: bool) -> None:
         console.print(line, markup=False)
 
 
-def _about_batches(inputs: Sequence[ir.Value]) -> list[str]:
+def _about_batches(inputs: "Sequence[ir.Value]") -> list[str]:
     """Whether batches of any size fit."""
     sizes = {str(v.name): v.shape[0] for v in inputs if v.shape is not None and len(v.shape)}
     fixed = {name: size for name, size in sizes.items() if isinstance(size, int)}
@@ -70,8 +72,10 @@ def _about_batches(inputs: Sequence[ir.Value]) -> list[str]:
     ]
 
 
-def _about_modes(graph: ir.Graph) -> list[str]:
+def _about_modes(graph: "ir.Graph") -> list[str]:
     """What changes in train mode."""
+    from onnxgrad.graph.torch_export import is_folded_norm
+
     count = Counter(node.op_type for node in graph if is_standard(node.domain))
     lines = []
     if dropouts := count["Dropout"]:
@@ -89,7 +93,7 @@ def _about_modes(graph: ir.Graph) -> list[str]:
     return lines
 
 
-def _about_rules(graph: ir.Graph) -> list[str]:
+def _about_rules(graph: "ir.Graph") -> list[str]:
     """Operators that a gradient cannot go through."""
     from onnxgrad.rules.registry import RULES
 
