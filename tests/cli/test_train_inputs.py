@@ -176,7 +176,7 @@ OUT = ("-o", "out.onnx")
         (("--val", "wide.npz"), "--val: the batch's x has shape [8, 7], expected ['N', 6]"),
         (
             ("--trainable", "fc2.*"),
-            "Trainer: trainable names 'fc2.*', which is not an input or initializer of the model",
+            "Trainer: trainable names 'fc2.*', which is not an initializer of the model",
         ),
         (("--freeze", "*"), "Trainer: freeze leaves nothing to train"),
         (
