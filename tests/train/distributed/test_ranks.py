@@ -139,8 +139,8 @@ REFUSED = {
         "RankError: the ranks have drifted apart: after step 1, 'fc.bias' on rank 1 is not that of rank 0",
     "other_settings": "ValueError: Trainer: seed on rank 1 is not that of rank 0",
     "a_loss_that_is_not_finite":
-        "TrainingStoppedError: step 2: the loss is nan: the gradient of 'conv.weight' is not finite; the parameters "
-        "are those before the step; the state before it is in '{folder}/nan.safetensors'",
+        "TrainingStoppedError: step 2: the loss is nan: the batch's x is nan in example 7, at [7, 0, 0, 0]; "
+        "the parameters are those before the step; the state before it is in '{folder}/nan.safetensors'",
     "no_batches":
         "ValueError: fit: there are no batches; give a list or Batches, an iterator is used up after one epoch",
     "no_folder":
