@@ -44,7 +44,9 @@ def products(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Expected
     """Every element is one sum of products, or of numbers; the definition itself counts its terms, as in `_sums`."""
 
     def of(change: Callable[[np.ndarray], np.ndarray]) -> tuple[Any, ...]:
-        return op.definition(*(change(in_float64(np.asarray(a))) for a in args), **kwargs)
+        return as_tuple(
+            op.definition(*(None if a is None else change(in_float64(np.asarray(a))) for a in args), **kwargs)
+        )
 
     precision = PRECISION[result_dtype(op, args, kwargs)]
     expected, terms, absolute = of(lambda x: x), of(np.ones_like), of(lambda x: np.where(np.isfinite(x), np.abs(x), 0))

@@ -1,4 +1,4 @@
-"""ConvGrad against its definition, PyTorch, its ONNX function, and its own error sentences."""
+"""ConvGrad and DepthwiseConv against definition, PyTorch, ONNX function, and their own error sentences."""
 
 import itertools
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from tests.node_cases import NodeCase, only
 
 from onnxgrad import add_functions
 from onnxgrad.cpu.core.conv.tables import input_tables
-from onnxgrad.ops.conv import conv_grad
+from onnxgrad.ops.conv import conv_grad, depthwise_conv
 
 NAMES = ("dX", "dW", "dB")
 
@@ -216,6 +216,52 @@ def test_tf32_where_matrix_products_use_it(allowed):
     assert conv.fp32_precision == own
 
 
+# Sizes of X, sizes of the kernel, strides, dilations, pads.
+CHANNEL_BY_CHANNEL = {
+    "one axis": ((2, 3, 11), (3,), (2,), (1,), (1, 0)),
+    "same size": ((2, 5, 9, 7), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
+    "long lines": ((1, 2, 5, 150), (5, 5), (1, 1), (1, 1), (2, 2, 2, 2)),
+    "strides": ((2, 4, 10, 11), (3, 5), (2, 3), (1, 1), (1, 2, 0, 1)),
+    "dilations": ((1, 3, 12, 9), (3, 3), (2, 2), (2, 3), (2, 3, 2, 3)),
+    "stride beyond the kernel": ((1, 2, 9, 8), (2, 2), (4, 3), (1, 1), (0, 0, 0, 0)),
+    "pads beyond the kernel": ((1, 2, 3, 3), (2, 2), (1, 1), (1, 1), (3, 2, 3, 2)),
+    "kernel of one": ((2, 3, 6, 5), (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
+}
+
+
+def channel_by_channel(case, dtype=np.float32):
+    X, kernel, strides, dilations, pads = CHANNEL_BY_CHANNEL[case]
+    random = np.random.default_rng(1)
+    x, w, b = (random.standard_normal(s).astype(dtype) for s in (X, (X[1], 1, *kernel), X[1:2]))
+    return (x, w, b), {"group": X[1], "strides": strides, "dilations": dilations, "pads": pads}
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("case", CHANNEL_BY_CHANNEL)
+def test_channel_by_channel(case, dtype):
+    inputs, attributes = channel_by_channel(case, dtype)
+    check(depthwise_conv, *inputs, **attributes)
+    check(depthwise_conv, *inputs[:2], **attributes)
+    y = depthwise_conv.definition(*inputs, **attributes)
+    check(conv_grad, y, *inputs[:2], **attributes, outputs=("dX",))
+
+
+@pytest.mark.parametrize("case", CHANNEL_BY_CHANNEL)
+def test_function_of_channel_by_channel(case):
+    inputs, attributes = channel_by_channel(case)
+    check_functions(depthwise_conv, (inputs, attributes), (inputs[:2], attributes))
+
+
+def test_channel_by_channel_refused():
+    (x, w, b), attributes = channel_by_channel("same size")
+    check_refused(
+        depthwise_conv, ValueError, "group is 4, expected the number of channels, 5", x, w, **{**attributes, "group": 4}
+    )
+    check_refused(depthwise_conv, ValueError, "B has shape [4], expected [5]", x, w, b[:4], **attributes)
+    sentence = "W has shape [4, 1, 3, 3], expected a kernel for each of the 5 channels of X"
+    check_refused(depthwise_conv, ValueError, sentence, x, w[:4], **attributes)
+
+
 expected = products  # how far a right kernel may be from the definition
 
 
@@ -237,3 +283,8 @@ def node_cases() -> Iterator[NodeCase]:
         attributes = {"group": 1, "strides": [1, 1], "dilations": [1, 1], **case[2]}
         parameters = {"type": "float32", "outputs": only(outputs)}
         yield NodeCase(conv_grad, parameters, lambda case=case: arrays(*case), attributes, outputs)
+    for dtype in FLOATS:
+        inputs, attributes = channel_by_channel("strides", dtype)
+        for count in (2, 3):
+            parameters = {"type": str(dtype), "bias": "yes" if count == 3 else "no"}
+            yield NodeCase(depthwise_conv, parameters, lambda inputs=inputs[:count]: inputs, attributes)

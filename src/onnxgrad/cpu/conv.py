@@ -1,4 +1,5 @@
 """ConvGrad on the CPU: products of several images at a time, of unfolded ones, or, for small groups, sums over lines.
+DepthwiseConv, whose channels are convolved one by one.
 
 Half types are widened to float32 on the way in and rounded on the way out.
 """
@@ -8,7 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from onnxgrad.cpu.core.conv.direct import bias_gradient, clear, direct_input_gradient, direct_weight_gradient
+from onnxgrad.cpu.core.conv.depthwise import depthwise, forward_tables, input_gradient_tables
+from onnxgrad.cpu.core.conv.direct import bias_gradient, clear, direct_weight_gradient
 from onnxgrad.cpu.core.conv.input_grad import ELEMENTS, WINDOWS, input_gradient
 from onnxgrad.cpu.core.conv.input_grad_batch import IMAGES as ROWS_AT_ONCE
 from onnxgrad.cpu.core.conv.input_grad_batch import batch_input_gradient
@@ -24,12 +26,11 @@ from onnxgrad.cpu.core.memory import workspace
 from onnxgrad.cpu.core.recurrent.arguments import working_copy
 from onnxgrad.cpu.core.threads import launch
 from onnxgrad.ops.conv import axes_of
-from onnxgrad.ops.families.windows import Axis
+from onnxgrad.ops.families.windows import ALONE, Axis
 from onnxgrad.tensor_types import Array
 
 # Channels of dY in a group for which sums over lines beat products.
 FEW_FOR_WEIGHTS = 4
-FEW_FOR_INPUT = 1
 # For which several images at a time beat unfolding: channels of the image in a group, and images.
 CHANNELS_FOR_INPUT = 16
 IMAGES_FOR_WEIGHTS = 4
@@ -70,6 +71,28 @@ def conv_grad(
         narrow(result, dB)
 
 
+def depthwise_conv(
+    X: Array,
+    W: Array,
+    B: Array | None,
+    Y: Array,
+    dilations: Sequence[int] | None,
+    group: int,
+    pads: Sequence[int] | None,
+    strides: Sequence[int] | None,
+) -> None:
+    axes = axes_of(X, W, {"auto_pad": "NOTSET", "dilations": dilations, "pads": pads, "strides": strides})
+    if 0 in Y.shape:
+        return
+    result = working_copy(Y, X.dtype)
+    bias = np.empty(0, result.dtype) if B is None else widen(B)
+    images, channels = X.shape[:2]
+    tables = forward_tables((*[ALONE] * (2 - len(axes)), *axes), channels)
+    work = Y.size * W.size // channels // 4
+    launch(depthwise, widen(X), widen(W), bias, result, *tables, images * channels, bytes_touched=work)
+    narrow(result, Y)
+
+
 def _clear(array: Array) -> None:
     launch(clear, array, bytes_touched=array.nbytes)
 
@@ -88,6 +111,11 @@ def _work(sizes: tuple[int, ...], geometry: tuple[int, ...]) -> int:
     """Multiplications, counted as bytes that many threads might go over."""
     images, groups, inputs, outputs = sizes
     return images * groups * inputs * outputs * math.prod(geometry[1:5]) // 16
+
+
+def _is_depthwise(groups: int, inputs: int, outputs: int, axes: int) -> bool:
+    """Whether channels are convolved one by one, in one or two dimensions."""
+    return groups > 1 and inputs == outputs == 1 and axes <= 2
 
 
 def _is_small(sizes: tuple[int, ...], few: int) -> bool:
@@ -147,8 +175,10 @@ def _weights(dY: Array, X: Array, dW: Array, sizes: tuple[int, ...], axes: Seque
 def _input(dY: Array, W: Array, dX: Array, sizes: tuple[int, ...], axes: Sequence[Axis]) -> None:
     lines, taps, geometry = _tables(axes)
     images, groups, inputs, outputs = sizes
-    if _is_small(sizes, FEW_FOR_INPUT):
-        launch(direct_input_gradient, dY, W, dX, lines, taps, geometry, sizes, bytes_touched=_work(sizes, geometry))
+    if _is_depthwise(groups, inputs, outputs, len(axes)):
+        tables = input_gradient_tables((*[ALONE] * (2 - len(axes)), *axes), groups)
+        none = np.empty(0, dX.dtype)
+        launch(depthwise, dY, W, none, dX, *tables, images * groups, bytes_touched=_work(sizes, geometry))
         return
     kernel = geometry[3] * geometry[4]
     fills_tiles = images >= ROWS_AT_ONCE or 2 * images == ROWS_AT_ONCE

@@ -1,4 +1,4 @@
-"""ConvGrad on CUDA: cuDNN's kernels, by way of torch, on an image with its pads written out.
+"""ConvGrad and DepthwiseConv on CUDA: cuDNN's kernels, by way of torch, on an image with its pads written out.
 
 Products of float32 use TF32 only where torch.backends.cuda.matmul says so, as those of matrices do. torch's own
 convolutions have a switch of their own, which is on by default.
@@ -47,23 +47,51 @@ def conv_grad(
     if len(axes) > MOST_AXES:
         _by_elements(dY, X, W, dX, dW, group, axes)
         return
-    around = [(a.before, max(0, a.reach - a.before - a.size)) for a in axes]
-    # torch pads both ends alike; where they differ, zeros are written.
-    alike = all(first == last for first, last in around)
-    image = X if alike else torch.nn.functional.pad(X, [n for pair in reversed(around) for n in pair])
+    image, padding = _padded(X, axes)
+    alike = image is X
     # cuDNN adds up half numbers in float32; torch's convolutions on a CPU do so on some machines only.
     dY, image, W = (x.to(sums_dtype(x.dtype)) if INTERPRETED else x for x in (dY, image, W))
     with _deterministic_cudnn():
         found = torch.ops.aten.convolution_backward(
-            dY, image, W, None, [a.stride for a in axes], [first if alike else 0 for first, _ in around],
-            [a.dilation for a in axes], False, [0] * len(axes), group,
-            [dX is not None, dW is not None, False],
+            dY, image, W, None, [a.stride for a in axes], padding, [a.dilation for a in axes], False,
+            [0] * len(axes), group, [dX is not None, dW is not None, False],
         )  # fmt: skip
     if dX is not None:
         inside = (..., *(slice(a.before, a.before + a.size) for a in axes))
         dX.copy_(found[0] if alike else found[0][inside])
     if dW is not None:
         dW.copy_(found[1])
+
+
+def depthwise_conv(
+    X: torch.Tensor,
+    W: torch.Tensor,
+    B: torch.Tensor | None,
+    Y: torch.Tensor,
+    dilations: Sequence[int] | None,
+    group: int,
+    pads: Sequence[int] | None,
+    strides: Sequence[int] | None,
+    bad: BadIndex,
+) -> None:
+    """No index can be bad."""
+    axes = axes_of(X, W, {"auto_pad": "NOTSET", "dilations": dilations, "pads": pads, "strides": strides})
+    if 0 in Y.shape:
+        return
+    image, padding = _padded(X, axes)
+    image, W = (x.to(sums_dtype(x.dtype)) if INTERPRETED else x for x in (image, W))
+    bias = B.to(image.dtype) if B is not None else None
+    strided, spread = [a.stride for a in axes], [a.dilation for a in axes]
+    with _deterministic_cudnn():
+        Y.copy_(torch.ops.aten.convolution(image, W, bias, strided, padding, spread, False, [0] * len(axes), group))
+
+
+def _padded(X: torch.Tensor, axes: Sequence[Axis]) -> tuple[torch.Tensor, list[int]]:
+    """An image and what torch pads it with: both ends alike; where they differ, zeros are written."""
+    around = [(a.before, max(0, a.reach - a.before - a.size)) for a in axes]
+    if all(first == last for first, last in around):
+        return X, [first for first, _ in around]
+    return torch.nn.functional.pad(X, [n for pair in reversed(around) for n in pair]), [0] * len(axes)
 
 
 @contextlib.contextmanager

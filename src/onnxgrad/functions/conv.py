@@ -65,3 +65,14 @@ def _kernel(o: Body, x: Value, g: Value, w: Value, axes: Value, pads: dict[str, 
     size = o.slice(o.Shape(w), 2)
     found = o.Slice(found, size * 0, size, axes)
     return transposed(found, o.dims(channels, outputs, -1), [1, 0, 2], o.Shape(w))
+
+
+def depthwise_conv(o: Body, X: Value, W: Value, B: Value | None = None) -> list[Value]:
+    """Conv itself."""
+    how: dict[str, Any] = {"strides": STRIDES, "dilations": DILATIONS, "group": GROUP, "pads": PADS}
+
+    def compute(work: Callable[[Value], Value]) -> list[Value]:
+        bias = () if B is None else (work(o.given(B, X, o.ints(0))),)
+        return [o.Conv(work(X), work(W), *bias, **how)]
+
+    return o.in_work_type(X, compute)

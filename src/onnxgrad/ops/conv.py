@@ -1,4 +1,4 @@
-"""ConvGrad: the gradients of Conv with respect to image, kernel and bias."""
+"""ConvGrad: the gradients of Conv with respect to image, kernel and bias; and DepthwiseConv."""
 
 import itertools
 import math
@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from onnxgrad.domains import OWN
 from onnxgrad.op import op
 from onnxgrad.ops.families.windows import Axis, conv_axes
 from onnxgrad.schema import Dim, Known, agree
@@ -88,3 +89,49 @@ def conv_grad(
     everything = {"dX": dX[inside].reshape(X.shape), "dW": dW.reshape(W.shape), "dB": g.sum((0, 3)).reshape(M)}
     names = everything if outputs is None else outputs
     return tuple(a.astype(X.dtype) if n in names else None for n, a in everything.items())  # type: ignore[return-value]
+
+
+def _depthwise_shape(X: Known, W: Known, B: Known | None, **attributes: Any) -> tuple[Dim, ...] | None:
+    if X.dims is None or W.dims is None:
+        return None
+    if len(X.dims) not in (3, 4):
+        raise ValueError(f"X has shape {list(X.dims)}, expected images, channels and one or two axes")
+    if len(W.dims) != len(X.dims) or W.dims[1] not in (1, None) or not agree(W.dims[:1], X.dims[1:2]):
+        raise ValueError(f"W has shape {list(W.dims)}, expected a kernel for each of the {X.dims[1]} channels of X")
+    if W.dims[0] not in (attributes["group"], None):
+        raise ValueError(f"group is {attributes['group']}, expected the number of channels, {W.dims[0]}")
+    if B is not None and B.dims is not None and not agree(B.dims, W.dims[:1]):
+        raise ValueError(f"B has shape {list(B.dims)}, expected {_spelled(W.dims[:1])}")
+    axes = conv_axes(X.dims[2:], W.dims[2:], {"auto_pad": "NOTSET", **attributes})
+    return X.dims[0], X.dims[1], *(axis.windows for axis in axes)
+
+
+@op("DepthwiseConv", domain=OWN, outputs="Y", shape=_depthwise_shape)
+def depthwise_conv(
+    X: T,
+    W: T,
+    B: T | None = None,
+    *,
+    dilations: Sequence[int] | None = None,
+    group: int = 1,
+    pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+) -> T:
+    """Conv whose `group` is the number of channels: channel by channel, for weights that change from run to run.
+
+    X [N,C,…] with one or two spatial axes, W [C,1,…] and B [C]. float16 and bfloat16 are computed in float32.
+    """
+    work = accumulator(X.dtype)
+    axes = axes_of(X, W, {"auto_pad": "NOTSET", "dilations": dilations, "pads": pads, "strides": strides})
+    padded = np.zeros((*X.shape[:2], *(max(a.before + a.size, a.reach) for a in axes)), work)
+    inside: Any = (..., *(slice(a.before, a.before + a.size) for a in axes))
+    padded[inside] = X
+    Y = np.zeros((*X.shape[:2], *(a.windows for a in axes)), work)
+    for place in itertools.product(*(range(k) for k in W.shape[2:])):
+        seen: Any = (..., *(a.seen_by(k) for a, k in zip(axes, place, strict=True)))
+        element: Any = (slice(None), 0, *place)
+        Y += padded[seen] * W.astype(work)[element].reshape(-1, *[1] * len(axes))
+    if B is not None:
+        Y += B.astype(work).reshape(-1, *[1] * len(axes))
+    result: T = Y.astype(X.dtype)
+    return result

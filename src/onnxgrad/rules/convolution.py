@@ -205,8 +205,11 @@ def _conv_grad(g: Tensor, n: NodeView, X: Tensor, W: Tensor) -> tuple[Tensor, ..
 
 
 def _image(g: Tensor, n: NodeView) -> Tensor:
-    # In small groups there is nothing to multiply, and onnxruntime's own operator is as good.
-    return _conv_grad(g, n, n.X, n.W)[0] if n.group == 1 else spread(g, n.W, _conv_windows(n), n.X)
+    # In small groups there is nothing to multiply, and onnxruntime's own operator is as good, save for single channels.
+    is_depthwise = n.W.shape is not None and n.W.shape[:2] == (n.group, 1) and n.W.rank <= 4
+    if n.group == 1 or is_depthwise:
+        return _conv_grad(g, n, n.X, n.W)[0]
+    return spread(g, n.W, _conv_windows(n), n.X)
 
 
 vjp(

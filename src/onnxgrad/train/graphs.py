@@ -25,6 +25,7 @@ from onnxgrad.passes.sink_transposes import sink_transposes
 from onnxgrad.passes.sync_batch_norm import measure_together
 from onnxgrad.passes.train_mode import SEED, Statistics, to_inference_mode, to_train_mode
 from onnxgrad.passes.use_amx_matmul import use_amx_matmul
+from onnxgrad.passes.use_depthwise_conv import use_depthwise_conv
 from onnxgrad.train.losses import Loss, Total, parts_of
 
 
@@ -77,8 +78,9 @@ def step_graph(
     selection: Selection,
     group: int | None = None,
     use_amx: bool = False,
+    on_cpu: bool = False,
 ) -> StepGraph:
-    """Train mode, loss and gradients; `use_amx`: with products for AMX.
+    """Train mode, loss and gradients; `use_amx`: with products for AMX; `on_cpu`: with convolutions of our own.
 
     With the number of a `group` of ranks, of one rank's slice of a batch. Remarks are added to those of `prepared`.
     """
@@ -99,6 +101,7 @@ def step_graph(
         _keep_outputs_of_step,
         drop_dead,
         *([use_amx_matmul] if use_amx else []),
+        *([use_depthwise_conv] if on_cpu else []),
         fuse_losses,
         *FOR_SESSIONS,
     ]
@@ -107,7 +110,7 @@ def step_graph(
     return StepGraph(step.model, step.loss, step.gradients, step.statistics, drops, step.dtype)
 
 
-def evaluation_graph(prepared: Draft, loss: Total | str, step: StepGraph) -> EvaluationGraph:
+def evaluation_graph(prepared: Draft, loss: Total | str, step: StepGraph, on_cpu: bool = False) -> EvaluationGraph:
     """Inference mode and loss, of the model that the step is of."""
     draft = _Step(**vars(prepared), terms=_terms(loss))
     draft.parameters = [name for name in step.gradients if name in draft.graph.initializers]
@@ -120,6 +123,7 @@ def evaluation_graph(prepared: Draft, loss: Total | str, step: StepGraph) -> Eva
         _widen_parameters,
         drop_dead,
         _weights_to_inputs,
+        *([use_depthwise_conv] if on_cpu else []),
         fuse_losses,
         *FOR_SESSIONS,
     ]

@@ -1,4 +1,4 @@
-"""Convolutions with few channels in a group, without matrices: sums of products of lines, and the bias' gradient."""
+"""The kernel's gradient with few channels in a group, without matrices: products of lines; and the bias' gradient."""
 
 from typing import Any
 
@@ -6,7 +6,6 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from onnxgrad.cpu.core.conv.im2col import fold
 from onnxgrad.cpu.core.halves import load, store, zero
 from onnxgrad.cpu.core.jit import int64, machine_code, native
 from onnxgrad.cpu.core.parallel import parallel
@@ -180,45 +179,6 @@ def direct_weight_gradient(
 ) -> None:
     """dW [M, C / group, …]; `last_axis` is (elements in a line of X, pad before it, dilation)."""
     parallel(scheduler, sizes[1] * sizes[2], _channel_weights, (dY, X, dW, lines, taps, geometry, sizes, last_axis))
-
-
-@native
-def _channel_input(
-    number: int,
-    dY: Array,
-    W: Array,
-    dX: Array,
-    lines: Array,
-    taps: Array,
-    geometry: tuple[int, ...],
-    sizes: tuple[int, ...],
-) -> None:
-    """The gradient of one channel of an image."""
-    _, groups, inputs, outputs = sizes
-    area, out_lines, width, kernel_lines, tap_count, _ = geometry
-    kernel, windows = kernel_lines * tap_count, out_lines * width
-    channel, group, image = number % inputs, number // inputs % groups, number // inputs // groups
-    zero(dX, number * area, (number + 1) * area)
-    for m in range(outputs):
-        source = ((image * groups + group) * outputs + m) * windows
-        weights = ((group * outputs + m) * inputs + channel) * kernel
-        for k in range(kernel):
-            fold(dY, source, lines, taps, geometry, k, int64(0), windows, load(W, weights + k), dX, number * area)
-
-
-@native
-def direct_input_gradient(
-    dY: Array,
-    W: Array,
-    dX: Array,
-    lines: Array,
-    taps: Array,
-    geometry: tuple[int, ...],
-    sizes: tuple[int, ...],
-    scheduler: int,
-) -> None:
-    """dX, a channel of an image at a time."""
-    parallel(scheduler, sizes[0] * sizes[1] * sizes[2], _channel_input, (dY, W, dX, lines, taps, geometry, sizes))
 
 
 @native
