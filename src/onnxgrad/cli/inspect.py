@@ -1,7 +1,6 @@
 """onnxgrad inspect: what a model is, and what training would do with it."""
 
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,8 @@ from onnxgrad.domains import is_standard
 
 if TYPE_CHECKING:
     import onnx_ir as ir
+
+    from onnxgrad.passes.draft import Draft
 
 YES = {True: "yes", False: "no"}
 MOST_ROWS = 60  # of initializers, unless all are asked for
@@ -54,22 +55,26 @@ def inspect(model: Path, all_rows: bool) -> None:
         console.print(f"and {len(weights) - len(shown)} more: --all shows them")
     trained = [tensor.size for _, role, tensor in weights if role.is_parameter]
     lines = [f"trained by default: {sum(trained):,} numbers in {len(trained)} initializers"]
-    lines += [*_about_batches(inputs), *_about_modes(graph), *_about_rules(graph), *draft.remarks]
+    lines += [*_about_batches(draft), *_about_modes(graph), *_about_rules(graph), *draft.remarks]
     for line in lines:
         console.print(line, markup=False)
 
 
-def _about_batches(inputs: "Sequence[ir.Value]") -> list[str]:
+def _about_batches(draft: "Draft") -> list[str]:
     """Whether batches of any size fit."""
-    sizes = {str(v.name): v.shape[0] for v in inputs if v.shape is not None and len(v.shape)}
-    fixed = {name: size for name, size in sizes.items() if isinstance(size, int)}
-    if not sizes:
+    from onnxgrad.passes.free_batch import fixed_batch
+    from onnxgrad.train.batch_dimension import with_free_batch
+
+    inputs = [v for v in draft.graph.inputs if v.shape is not None and len(v.shape)]
+    fixed = [f"{v.name} has {v.shape[0]} examples" for v in inputs if v.shape and isinstance(v.shape[0], int)]
+    size = fixed_batch(draft.graph)
+    if not inputs:
         return []
     if not fixed:
         return ["batches: of any size"]
-    return [
-        f"batches: {', '.join(f'{name} has {size} examples' for name, size in fixed.items())}, no more and no fewer"
-    ]
+    if size is not None and with_free_batch(draft, size) is not None:
+        return [f"batches: of any size, though exported for {size}: nothing in the model depends on that"]
+    return [f"batches: {', '.join(fixed)}, no more and no fewer"]
 
 
 def _about_modes(graph: "ir.Graph") -> list[str]:

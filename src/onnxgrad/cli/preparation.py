@@ -146,6 +146,7 @@ def prepare(options: Options, communicator: Any = None) -> Prepared:
     if options.resume is not None:
         trainer.restore(options.resume)
     validating = None if held_out is None else Batches(held_out, options.batch_size, shuffle=False)
+    trainer.expect_sizes(batches, validating)
     _try_out("--data", trainer, columns, options.batch_size, {})
     if held_out is not None:
         _try_out("--val", trainer, held_out, options.batch_size, metrics)

@@ -182,6 +182,12 @@ class Builder:
             node.outputs[k].name = self._fresh(f"{node.name}_output_{k}", self._names)
         self._infer(node, schema_of(node.op_type, node.domain, self.opsets))
 
+    def infer_again(self, node: ir.Node) -> None:
+        """Finds the types and shapes of a node's outputs anew, once its inputs have others."""
+        for value in node.outputs:
+            value.shape = None
+        self._infer(node, schema_of(node.op_type, "" if is_standard(node.domain) else node.domain, self.opsets))
+
     # What is known
 
     def constant_of(self, value: ir.Value) -> np.ndarray[Any, Any] | None:

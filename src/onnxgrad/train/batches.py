@@ -154,6 +154,12 @@ class Batches:
     def __iter__(self) -> Iterator[dict[str, Array]]:
         return self.starting_at(0)
 
+    @property
+    def last(self) -> int:
+        """How many examples the last batch has."""
+        rest = self.examples % self.size
+        return rest if rest and (not self.drop_last or rest == self.examples) else self.size
+
     def starting_at(self, first: int) -> Iterator[dict[str, Array]]:
         """One epoch, without the first batches; a subclass of yours that changes batches overrides this."""
         for chosen in itertools.islice(self._chosen(), first, None):
@@ -161,7 +167,7 @@ class Batches:
 
     def slices(self, rank: int, size: int, first: int = 0) -> Iterator[Batch]:
         """One rank's slice of every batch after the first ones; the whole batch where a subclass changes batches."""
-        if self._is_changed:
+        if self.is_changed:
             yield from self.starting_at(first)
             return
         for chosen in itertools.islice(self._chosen(), first, None):
@@ -172,14 +178,14 @@ class Batches:
 
     def round_robin(self, rank: int, size: int) -> Iterator[Batch]:
         """The batches of one rank, where each rank has every `size`-th."""
-        if self._is_changed:
+        if self.is_changed:
             yield from itertools.islice(self.starting_at(0), rank, None, size)
             return
         for chosen in itertools.islice(self._chosen(), rank, None, size):
             yield {name: a[chosen] for name, a in self.arrays.items()}
 
     @property
-    def _is_changed(self) -> bool:
+    def is_changed(self) -> bool:
         """Whether a subclass changes batches, so that only its own method can make them."""
         return type(self).starting_at is not Batches.starting_at
 

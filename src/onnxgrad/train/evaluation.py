@@ -37,10 +37,16 @@ class Evaluation:
         device: Device,
         targets: Sequence[str],
         ranks: SingleProcess,
+        skips: Callable[[Mapping[str, Any]], bool],
     ) -> None:
+        """`skips` says whether a batch is left out, and may change what runs it."""
+        self.use(graph, open_session)
+        self._device, self._targets, self._ranks, self._skips = device, targets, ranks, skips
+
+    def use(self, graph: EvaluationGraph, open_session: Callable[[], Session]) -> None:
+        """From now on another graph and session."""
         self._graph, self._open_session = graph, open_session
         self._session: Session | None = None
-        self._device, self._targets, self._ranks = device, targets, ranks
 
     def open(self) -> Session:
         """The session, made when it is first needed: onnxruntime takes its time for a large one."""
@@ -51,18 +57,20 @@ class Evaluation:
     def __call__(self, batches: Iterable[Mapping[str, Any]], metrics: Mapping[str, Metric]) -> dict[str, float]:
         """Means over examples."""
         mine: list[Measured] = []
-        error = None
+        error, skipped = None, False
         with self._ranks.together():
             try:
-                mine.extend(
-                    Measured(number, examples_of(batch, self._targets), self._measured(batch, metrics))
-                    for number, batch in self._round_robin(batches)
-                )
+                for number, batch in self._round_robin(batches):
+                    if self._skips(batch):
+                        skipped = True
+                        continue
+                    mine.append(Measured(number, examples_of(batch, self._targets), self._measured(batch, metrics)))
             except Exception as problem:  # all ranks raise it, once all are done
                 error = problem
             found = [one for theirs in self._ranks.all_gather(mine, error) for one in theirs]
         if not found:
-            raise on_every_rank(ValueError("evaluate: there are no batches"))
+            of_size = " of the size that the model takes" if skipped else ""
+            raise on_every_rank(ValueError(f"evaluate: there are no batches{of_size}"))
         totals: dict[str, float] = {}
         for one in sorted(found, key=lambda m: m.number):
             for name, value in one.values.items():

@@ -113,6 +113,9 @@ def _epoch(trainer: "Trainer", options: FitOptions, position: Position, progress
     progress.start_epoch(position.epoch + 1, options.epochs, length, position.batches)
     ranks = trainer.ranks
     for batch in ranks.each(_rest_of_epoch(options.batches, position, ranks)):
+        if trainer.skips(batch):
+            progress.say("a batch is left out: it is smaller than those that the model takes")
+            continue
         before = trainer.steps
         loss = trainer.step(batch)
         position.batches += 1

@@ -29,11 +29,17 @@ class Session:
         outputs: Mapping[str, Any],
         device: Device,
         validate: Callable[[Mapping[str, Any]], None] | None = None,
+        quiet: bool = False,
     ) -> None:
-        """`validate` is called with every batch before it runs, and raises if the batch is wrong."""
+        """`validate` is called with every batch before it runs, and raises if the batch is wrong.
+
+        With `quiet` onnxruntime does not log the errors that it raises.
+        """
         onnxruntime = require_onnxruntime("Trainer")
         options = register()
         options.intra_op_num_threads = get_num_threads()
+        if quiet:
+            options.log_severity_level = 4
         # With a memory pattern the second run allocates all its memory at once, while that of the first stays in the
         # arena: an encoder of 4 layers held 582 MB instead of 350, and was no faster.
         options.enable_mem_pattern = False

@@ -1,8 +1,9 @@
 """Trainer: trains an ONNX model with a loss and an optimizer, in stock onnxruntime."""
 
+import contextlib
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ from onnxgrad.graph.files import expect_weights, load, save
 from onnxgrad.passes.batch_slice import PLACE, WEIGHTS
 from onnxgrad.passes.draft import Draft, without_garbage_collection
 from onnxgrad.passes.expand_ml import write_attributes
+from onnxgrad.passes.free_batch import fixed_batch
 from onnxgrad.passes.prepare import RESTORE, prepare
 from onnxgrad.passes.train_mode import SEED, to_inference_mode
-from onnxgrad.train.batches import LocalBatch, not_finite
+from onnxgrad.train.batch_dimension import with_free_batch
+from onnxgrad.train.batches import Batches, LocalBatch, not_finite
 from onnxgrad.train.buffers import Buffers
 from onnxgrad.train.checkpoint import check_arrays, read_checkpoint, write_checkpoint
 from onnxgrad.train.devices import device_of
@@ -89,24 +92,106 @@ class Trainer:
         self.seed, self._batches = seed, 0
         self.gradient_norm = 0.0  # of the last update, before clipping
         self._said = 0  # remarks that fit() has printed
+        self._evaluation: Any = None
         self._position: Position | None = None  # of a fit() at work, or of one that a checkpoint was saved by
         self._slicer = BatchSlicer(ranks, loss) if isinstance(ranks, Ranks) else None
         use_amx = all(ranks.all_gather(self._device.has_amx))
         group = ranks.group if isinstance(ranks, Ranks) else None
         with without_garbage_collection():
             prepared = prepare(self._load(), "Trainer")
+            self._fixed = fixed_batch(prepared.graph)  # the only size of batches that the sessions take, if any
+            self._may_be_freed = self._fixed is not None
+            # Nobody wants to train on single examples. Others may want just the size that the model has: it is faster.
+            if self._fixed == 1 or self._slicer is not None:
+                prepared = self._freed(prepared)
             weights = {name: value.const_value for name, value in prepared.graph.initializers.items()}
-            inference = prepared.clone()
-            selection = Selection(trainable, freeze, freeze_statistics)
-            on_cpu = device == "cpu"
-            self._step = step_graph(prepared, loss, selection, group, use_amx, on_cpu)
+            self._how = loss, Selection(trainable, freeze, freeze_statistics), group, use_amx, device == "cpu"
+            evaluated = self._make_graphs(prepared)
             self.remarks: list[str] = prepared.remarks
             self._make_arrays(weights, shard_optimizer)
-            self._make_sessions(evaluation_graph(inference, loss, self._step, on_cpu), loss)
+            self._make_sessions(evaluated, loss)
         if self._collectives is not None:
             self._collectives.ranks.expect_same(self._facts())
             self._collectives.broadcast([self._buffers.data, *self.statistics.values()])
         give_back()  # the graphs and weights that all this was made from
+
+    def _make_graphs(self, prepared: Draft) -> EvaluationGraph:
+        """Makes the graph of a step, and that of an evaluation."""
+        inference = prepared.clone()
+        self._step = step_graph(prepared, *self._how)
+        loss, _, _, _, on_cpu = self._how
+        return evaluation_graph(inference, loss, self._step, on_cpu)
+
+    def _freed(self, prepared: Draft) -> Draft:
+        """The model for batches of any size, if examples do not depend on their batch; its last remark says so."""
+        if self._fixed is None:
+            return prepared
+        size, self._may_be_freed = self._fixed, False
+        freed = with_free_batch(prepared, size)
+        if freed is None:
+            prepared.remarks.append(
+                f"the model was exported for batches of {size}, and depends on that: batches of other sizes are refused"
+            )
+            return prepared
+        self._fixed = None
+        freed.remarks.append(
+            f"the model was exported for batches of {size}, but nothing in it depends on that: it takes any size"
+        )
+        return freed
+
+    def skips(self, batch: Any) -> bool:
+        """Whether fit() and evaluate() leave a batch out: a last one that is smaller than all that the model takes.
+
+        If the model was exported for batches of another size, its first dimension is freed, if possible.
+        """
+        if self._fixed is None or not isinstance(batch, Mapping):
+            return False
+        dims = self._step_session.dims
+        fixed = [np.shape(array) for n, array in batch.items() if list(dims.get(n, ())[:1]) == [self._fixed]]
+        if self._may_be_freed and any(shape[:1] != (self._fixed,) for shape in fixed):
+            self._free_batch()
+        return self._fixed is not None and any(0 < (*shape, self._fixed)[0] < self._fixed for shape in fixed)
+
+    def _free_batch(self) -> None:
+        """Makes all graphs and sessions anew, for batches of any size, if that is possible."""
+        with without_garbage_collection():
+            prepared = self._freed(prepare(self._load(), "Trainer"))
+            self.remarks.append(prepared.remarks[-1])
+            if self._fixed is None:
+                self._make_sessions(self._make_graphs(prepared), self._how[0])
+        give_back()
+
+    def expect_sizes(self, *given: Any) -> list[Batches]:
+        """Raises one sentence if the model does not take the size of some Batches; returns those to be cut."""
+        found = [b for b in given if isinstance(b, Batches) and not b.is_changed]
+        if self._may_be_freed and any({b.size, b.last} != {self._fixed} for b in found):
+            self._free_batch()
+        if self._fixed is None:
+            return []
+        for batches in found:
+            if batches.size != self._fixed or batches.examples < batches.size:
+                raise ValueError(
+                    f"fit: the model takes batches of {self._fixed} only, not {min(batches.size, batches.examples)}: "
+                    f"give it Batches of {self._fixed} (--batch-size), or export it with a free first dimension"
+                )
+        return [b for b in found if b.last != b.size]
+
+    @contextlib.contextmanager
+    def _whole_batches(self, *given: Any) -> Iterator[None]:
+        """Within it Batches yield only batches that the model takes."""
+        cut = self.expect_sizes(*given)
+        for batches in cut:
+            what = "training" if batches is given[0] else "validation"
+            self.remarks.append(
+                f"{what} leaves out the last {batches.last} of {batches.examples} examples in every epoch: the model "
+                f"takes batches of {self._fixed} only"
+            )
+            batches.drop_last = True
+        try:
+            yield
+        finally:
+            for batches in cut:
+                batches.drop_last = False
 
     def _load(self) -> ir.Model:
         """The original model, each of its weights an initializer under the name that its author knows."""
@@ -169,7 +254,10 @@ class Trainer:
         inputs = {name: array for name, array in changed.items() if name in used}
         open_session = functools.partial(Session, evaluated.model, inputs, {}, self._device, validate)
         targets = [] if isinstance(loss, str) else [part.target for part in loss.parts]
-        self._evaluation = Evaluation(evaluated, open_session, self._device, targets, self.ranks)
+        if self._evaluation is not None:
+            self._evaluation.use(evaluated, open_session)
+            return
+        self._evaluation = Evaluation(evaluated, open_session, self._device, targets, self.ranks, self.skips)
 
     @property
     def steps(self) -> int:
@@ -178,6 +266,7 @@ class Trainer:
 
     def step(self, batch: Mapping[str, Any]) -> float:
         """Runs a batch and, after `accumulate` of them, updates the parameters; returns the loss before the update."""
+        self.skips(batch)
         with self.ranks.together(), self._device.at_work():
             if self._step.drops:
                 seeds = np.random.SeedSequence([self.seed, self._batches])
@@ -274,7 +363,8 @@ class Trainer:
         A metric is one of onnxgrad.metrics or a function of the model's outputs and the batch, both dicts of arrays.
         Batches are weighted by their numbers of examples.
         """
-        return self._evaluation(batches, metrics or {})
+        found: dict[str, float] = self._evaluation(batches, metrics or {})
+        return found
 
     def fit(
         self,
@@ -304,15 +394,16 @@ class Trainer:
         log = log if self.ranks.is_first or getattr(log, "on_every_rank", False) else None
         options = FitOptions(batches, epochs, validation, metrics, where, save_every, log)
         self.ranks.on_first(options.expect_place)
-        if validation is not None:
-            self._evaluation.open()  # a graph that onnxruntime refuses raises before the first epoch, not after it
-        self._position = self._position or Position()
-        unsaid, self._said = self.remarks[self._said :], len(self.remarks)
-        try:
-            with self.ranks.together():
-                return fit(self, options, self._position, quiet, unsaid)
-        finally:
-            self._position = None
+        with self._whole_batches(batches, validation):
+            if validation is not None:
+                self._evaluation.open()  # a graph that onnxruntime refuses raises before the first epoch, not after it
+            self._position = self._position or Position()
+            unsaid, self._said = self.remarks[self._said :], len(self.remarks)
+            try:
+                with self.ranks.together():
+                    return fit(self, options, self._position, quiet, unsaid)
+            finally:
+                self._position = None
 
     def save(self, path: str | Path) -> None:
         """Writes weights, statistics, the optimizer's state and the position of fit(), as one safetensors file.
