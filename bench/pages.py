@@ -1,12 +1,12 @@
-"""`python -m bench.pages`: writes the tables of docs/speed.md and README.md from bench/*.csv; --check only compares."""
+"""`python -m bench.pages`: writes the tables of docs/ and README.md from bench/*.csv; --check only compares."""
 
 import sys
 from pathlib import Path
 
-from bench import building, pauses, report, results, sessions, training_report
+from bench import building, models, pauses, report, results, sessions, training_report
 
 ROOT = Path(__file__).resolve().parents[1]
-SPEED, README = ROOT / "docs" / "speed.md", ROOT / "README.md"
+SPEED, MODELS, README = ROOT / "docs" / "speed.md", ROOT / "docs" / "models.md", ROOT / "README.md"
 
 
 def _pages() -> dict[Path, dict[str, str]]:
@@ -21,6 +21,7 @@ def _pages() -> dict[Path, dict[str, str]]:
             "sessions": sessions.tables(results.read(results.SESSIONS)),
             "building": building.tables(results.read(results.BUILDING)),
         },
+        MODELS: {"models": models.tables(results.read(results.MODELS))},
     }
 
 

@@ -11,8 +11,8 @@ from bench import machine
 from bench.measure import Timing
 
 FOLDER = Path(__file__).parent
-OPERATORS, TRAINING, SESSIONS, PAUSES, BUILDING = (
-    FOLDER / f"{name}.csv" for name in ("results", "training", "sessions", "pauses", "building")
+OPERATORS, TRAINING, SESSIONS, PAUSES, BUILDING, MODELS = (
+    FOLDER / f"{name}.csv" for name in ("results", "training", "sessions", "pauses", "building", "models")
 )
 BUSY = "other processes used"  # how the note of a row opens that was measured in company
 

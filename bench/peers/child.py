@@ -114,6 +114,21 @@ class Server:
         step = self._call = step_of(**what)
         return [step() for _ in range(steps)]
 
+    def export_model(self, **what: Any) -> None:
+        """The file of an architecture."""
+        from bench import models
+
+        models.export(**what)
+
+    def prepare_model(self, steps: int, **what: Any) -> tuple[float, list[float]]:
+        """Seconds to build an architecture's training step, and the losses of the first so many steps."""
+        from bench import models
+
+        self._call = None
+        seconds, step = models.step_of(**what)
+        self._call = step
+        return seconds, [step() for _ in range(steps)]
+
     def run(self, calls: int) -> list[float]:
         """Seconds of so many calls on end."""
         assert self._call is not None

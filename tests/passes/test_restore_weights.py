@@ -121,3 +121,27 @@ def test_the_bias_of_an_unrolled_rnn_is_one(tmp_path):
     assert set(trainer.gradients) == {name for name, _ in module.named_parameters()}
     for name in ("bias_ih_l0", "bias_hh_l0"):
         np.testing.assert_allclose(trainer.gradients[name], getattr(module, name).grad, rtol=1e-4, atol=1e-7)
+
+
+class TwoNorms(nn.Module):
+    """Fresh: their statistics are the same numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
+
+    def forward(self, x):
+        return self.first(x) * self.second(x * x)
+
+
+def test_each_batch_normalization_has_statistics_of_its_own(tmp_path):
+    torch.manual_seed(0)
+    module, x, path = TwoNorms(), torch.randn(8, 3), str(tmp_path / "m.onnx")
+    graph = exported(module, x, path, True).graph
+    module = TwoNorms()
+    trainer = onnxgrad.Trainer(path, onnxgrad.losses.MSE(graph.output[0].name), onnxgrad.optim.SGD(lr=0.1))
+    trainer.step({graph.input[0].name: x.numpy(), "target": np.zeros((8, 3), np.float32)})
+    module(x)
+    for name, expected in module.named_buffers():
+        if "running" in name:
+            np.testing.assert_allclose(trainer.statistics[name], expected, rtol=1e-5, atol=1e-7)

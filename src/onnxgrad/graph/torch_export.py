@@ -79,9 +79,9 @@ def folding_of(value: ir.Value, signature: Mapping[str, Input]) -> Folding | Non
     if text is None or value.name in kinds:
         return None
     names = ast.literal_eval(text)
-    last, *others = (re.sub(r"_\d+$", "", name) for name in (str(value.name), *names) if name not in kinds)
-    calls, parameters = {last, *others}, [name for name in names if kinds.get(name) == PARAMETER]
-    is_moved = last == "embedding" or calls <= _MOVES  # an embedding's indices may have been computed, too
+    calls = {re.sub(r"_\d+$", "", name) for name in (str(value.name), *names) if name not in kinds}
+    parameters = [name for name in names if kinds.get(name) == PARAMETER]
+    is_moved = "embedding" in calls or calls <= _MOVES  # what else was computed were an embedding's indices
     return Folding(parameters, len(parameters) == 1 and is_moved, bool(calls & _READS_ROWS))
 
 

@@ -266,12 +266,14 @@ def _ask_the_modules(graph: ir.Graph, uses: _Uses, inputs: Mapping[str, Input], 
     for name, role in found.items():
         value = graph.initializers[name]
         tensor: Any = value.const_value
-        if kind_of(value) is not None or name in known or role.kind in ("scalar", "unused", "statistic", "mask"):
+        if kind_of(value) is not None or name in known or role.kind in ("unused", "statistic", "mask"):
+            continue
+        folding = folding_of(value, inputs)
+        if role.kind == "scalar" and (folding is None or not folding.parameters):
             continue
         mine = uses.of[value]
         strong = next((use for use in mine if use.strong), None)
-        folding = folding_of(value, inputs)
-        if folding is not None:
+        if folding is not None and not _is_table_of_sines(tensor):
             found[name] = _folded(folding, (strong or mine[0]).role)
             continue
         if strong is not None:

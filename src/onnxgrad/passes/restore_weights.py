@@ -37,6 +37,7 @@ def restore_weights(draft: Draft) -> None:
         return
     graph = draft.graph
     inputs = signature(graph)
+    _separate_statistics(graph)
     if inputs:
         _add_biases(graph, inputs)
     else:
@@ -94,15 +95,15 @@ class _Originals:
         if folding is not None and folding.is_moved and not self.are_named:
             return folding.parameters[0]
         given = [i.name for i in inputs_of_call(node, self.inputs) if i.kind == PARAMETER]
+        if folding is not None:
+            given = [name for name in given if name in folding.parameters]
         if own in given or (is_folded_norm(node) and role != "bias"):
             return own
         if given or self.are_named:
             matching = [name for name in given if name.endswith(f".{ending}")] if len(given) > 1 else given
             return matching[0] if len(matching) == 1 else own
-        if folding is not None:
-            return own
-        near = [name for name in self._gone if is_inside(name, module)]
-        if len(near) == 1:
+        near = folding.parameters if folding else [name for name in self._gone if is_inside(name, module)]
+        if folding is None and len(near) == 1:
             return near[0]
         is_shared = len({module_of(other.node) for other in value.uses()}) > 1
         return f"{module}.{own}" if near and is_shared else own
@@ -137,6 +138,22 @@ def _add_biases(graph: ir.Graph, inputs: Mapping[str, Input]) -> None:
         graph.register_initializer(bias)
         node.resize_inputs(max(len(node.inputs), at + 1))
         node.replace_input_with(at, bias)
+
+
+def _separate_statistics(graph: ir.Graph) -> None:
+    """Gives each BatchNormalization statistics of its own: fresh ones equal those and the scales of others."""
+    for node in graph:
+        module = module_of(node)
+        if node.op_type != "BatchNormalization" or module is None:
+            continue
+        for at, what in ((3, "running_mean"), (4, "running_var")):
+            value, name = node.inputs[at], f"{module}.{what}"
+            if value is None or not value.is_initializer() or len(value.uses()) == 1 or value.name == name:
+                continue
+            if name not in graph.initializers:
+                own = ir.Value(name=name, type=value.type, shape=value.shape, const_value=value.const_value)
+                graph.register_initializer(own)
+            node.replace_input_with(at, graph.initializers[name])
 
 
 def _outputs_of(node: ir.Node, weight: tuple[int, ...]) -> int:

@@ -1,0 +1,14 @@
+"""Architectures of torchvision, exported in both ways, train as in PyTorch."""
+
+import pytest
+from tests.models.architectures import DAILY, TORCHVISION
+from tests.models.compare import UNLIKE, check
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["recommended", "default"])
+@pytest.mark.parametrize("name", [name for name in TORCHVISION if name not in DAILY])
+def test_trains_as_in_pytorch(name, way, tmp_path):
+    if way == "default" and name in UNLIKE:
+        pytest.skip("see UNLIKE")
+    check(name, way, tmp_path)
