@@ -80,6 +80,7 @@ golden: .venv-peer/ready
 	.venv-peer/bin/python tests/data/make_golden.py
 	.venv-peer/bin/python tests/data/make_golden_lstm.py
 	.venv-peer/bin/python tests/data/make_golden_layer_normalization.py
+	.venv-peer/bin/python tests/data/make_golden_batch_normalization.py
 	.venv-peer/bin/python tests/data/make_golden_loss.py
 	.venv-peer/bin/python tests/data/make_golden_activation.py
 	.venv-peer/bin/python tests/data/make_golden_conv.py

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
-from tests.checks import expect, result_dtype
+from tests.checks import expect, result_dtypes
 from tests.node_cases import NodeCase, all_cases
 from tests.runtime.nodes import element_type, feeds_of, model_of
 
@@ -40,8 +40,9 @@ def write(case: NodeCase, folder: Path) -> None:
 def expected_outputs(case: NodeCase, inputs: Sequence[Any]) -> dict[str, np.ndarray]:
     """What the definition gives, under the outputs' names."""
     expected, _ = expect(case.op, *inputs, **case.attributes)
-    dtype = result_dtype(case.op, tuple(inputs), case.attributes)
-    every = {o.name: np.asarray(value).astype(dtype) for o, value in zip(case.op.outputs, expected, strict=True)}
+    dtypes = result_dtypes(case.op, tuple(inputs), case.attributes)
+    entries = zip(case.op.outputs, expected, dtypes, strict=True)
+    every = {o.name: np.asarray(value).astype(dtype) for o, value, dtype in entries}
     return {name: every[name] for name in case.outputs or every}
 
 

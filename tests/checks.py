@@ -4,7 +4,7 @@ import importlib
 import inspect
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import CodeType
 from typing import Any, NamedTuple
@@ -177,13 +177,13 @@ def check(op: Any, *args: Any, **kwargs: Any) -> Any:
     inputs = [a for a in (*args, *kwargs.values()) if isinstance(a, np.ndarray)]
     before = [a.tobytes() for a in inputs]
     expected, bounds = expect(op, *args, **kwargs)
-    dtype = result_dtype(op, args, kwargs)
+    dtypes = result_dtypes(op, args, kwargs)
     with mock.patch.object(threads, "WORTH_SHARING", 0):
         result = op(*args, **kwargs)
     results = as_tuple(result)
-    assert_as_expected(op, results, expected, bounds, dtype)
+    assert_as_expected(op, results, expected, bounds, dtypes)
     for count in (1, 2):
-        out = [None if e is None else poisoned(e.shape, dtype) for e in expected]
+        out = [None if e is None else poisoned(e.shape, d) for e, d in zip(expected, dtypes, strict=True)]
         with on_threads(count):
             given = as_tuple(op.into(out, *args, **kwargs))
         for output, mine, theirs, wanted in zip(op.outputs, out, given, results, strict=True):
@@ -196,11 +196,15 @@ def check(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def assert_as_expected(
-    op: Any, results: tuple[Any, ...], expected: tuple[Any, ...], bounds: tuple[Any, ...], dtype: np.dtype[Any]
+    op: Any,
+    results: tuple[Any, ...],
+    expected: tuple[Any, ...],
+    bounds: tuple[Any, ...],
+    dtypes: Sequence[np.dtype[Any]],
 ) -> None:
     """Every result is there, of the right type and shape, and near enough."""
     assert len(results) == len(expected), f"{op.name} gave {len(results)} results, expected {len(expected)}"
-    for output, actual, wanted, bound in zip(op.outputs, results, expected, bounds, strict=True):
+    for output, actual, wanted, bound, dtype in zip(op.outputs, results, expected, bounds, dtypes, strict=True):
         if wanted is None:
             assert actual is None, f"{output.name} came though it was not asked for"
             continue
@@ -229,14 +233,19 @@ def _check_own_pages(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], exp
             del results, actual
 
 
-def result_dtype(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> np.dtype[Any]:
-    """The type of an operator's results, which is that of an input."""
+def result_dtypes(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[np.dtype[Any]]:
+    """The types of an operator's results, each of which is that of an input."""
     bound = inspect.signature(op.body).bind(*args, **kwargs).arguments
-    variable = op.outputs[0].constraint.name
-    for entry in op.inputs:
-        if entry.constraint.name == variable and variable != "I":
-            return np.asarray(bound[entry.name]).dtype.newbyteorder("=")
-    return np.dtype(np.int64)
+    sources = [op.inputs[source] for source in op.dtype_sources]
+    return [
+        np.dtype(np.int64) if i.constraint.name == "I" else np.asarray(bound[i.name]).dtype.newbyteorder("=")
+        for i in sources
+    ]
+
+
+def result_dtype(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> np.dtype[Any]:
+    """The type of the first result."""
+    return result_dtypes(op, args, kwargs)[0]
 
 
 Expected = tuple[tuple[Any, ...], tuple[Any, ...]]

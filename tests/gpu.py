@@ -7,7 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import torch
-from tests.checks import DEVICE, as_tuple, assert_as_expected, expect, raises, result_dtype, same_bits
+from tests.checks import DEVICE, as_tuple, assert_as_expected, expect, raises, result_dtypes, same_bits
 from tests.left_out import leave_out
 
 TORCH_DEVICE = "cuda" if DEVICE == "cuda" else "cpu"
@@ -106,25 +106,25 @@ def call_on_gpu(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def check_on_gpu(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A call, one into poisoned tensors and a captured one give the same right bits."""
     expected, bounds = expect(op, *args, **kwargs)
-    dtype = result_dtype(op, args, kwargs)
+    dtypes = result_dtypes(op, args, kwargs)
     elements = sum(np.size(a) for a in (*args, *kwargs.values(), *expected) if isinstance(a, (np.ndarray, np.generic)))
     if MOST_ELEMENTS is not None and elements > MOST_ELEMENTS:
         leave_out(f"{op.name}: larger than the interpreter does in reasonable time")
-        return _in_type(expected, dtype)
+        return _in_type(expected, dtypes)
     try:
         tensors, named = tensors_of(op, args, kwargs)
     except NoTensorError as kind:
         leave_out(f"{op.name}: torch has no tensors of {kind}")
-        return _in_type(expected, dtype)
+        return _in_type(expected, dtypes)
     inputs = [t for t in (*tensors, *named.values()) if isinstance(t, torch.Tensor)]
     before = [to_array(t).tobytes() for t in inputs]
     result = op(*tensors, **named)
     results = as_tuple(arrays_of(result))
     factor = TRANSFORMED.get(op.name, 1) if DEVICE == "cuda" else 1
-    assert_as_expected(op, results, expected, tuple(None if b is None else factor * b for b in bounds), dtype)
+    assert_as_expected(op, results, expected, tuple(None if b is None else factor * b for b in bounds), dtypes)
     assert all(r is None or r.device.type == TORCH_DEVICE for r in as_tuple(result))
     # Without anything to check there is no waiting for the GPU; the bits are the same.
-    out = [None if e is None else poisoned(e.shape, dtype) for e in expected]
+    out = [None if e is None else poisoned(e.shape, d) for e, d in zip(expected, dtypes, strict=True)]
     outcomes = [as_tuple(op.into(out, *tensors, **named, check=False))]
     if DEVICE == "cuda":
         outcomes.append(_captured(op, tensors, named))
@@ -133,13 +133,13 @@ def check_on_gpu(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             assert wanted is None or same_bits(to_array(mine), wanted), f"{output.name} differs from call to call"
     if op.name == "GatherElementsGrad":
         loose = op(*tensors, **named, deterministic=False)
-        assert_as_expected(op, (to_array(loose),), expected, bounds, dtype)
+        assert_as_expected(op, (to_array(loose),), expected, bounds, dtypes)
     assert before == [to_array(t).tobytes() for t in inputs], f"{op.name} changed an input"
     return results if isinstance(result, tuple) else results[0]
 
 
-def _in_type(expected: tuple[Any, ...], dtype: np.dtype[Any]) -> Any:
-    results = tuple(None if e is None else e.astype(dtype) for e in expected)
+def _in_type(expected: tuple[Any, ...], dtypes: list[np.dtype[Any]]) -> Any:
+    results = tuple(None if e is None else e.astype(d) for e, d in zip(expected, dtypes, strict=True))
     return results if len(results) > 1 else results[0]
 
 

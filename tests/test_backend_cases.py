@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
-from tests.checks import assert_close, expect, result_dtype, same_bits
+from tests.checks import assert_close, expect, result_dtype, result_dtypes, same_bits
 from tests.conv_cases import is_right_in_onnx_reference
 from tests.node_cases import all_cases
 from tests.runtime.sessions import bits_of, run_in, session_of
@@ -96,17 +96,17 @@ def test_every_runtime_gives_what_is_stored(case, written):
 
     op = case.op
     inputs = tuple(feeds.get(i.name) for i in op.inputs)
-    dtype = result_dtype(op, inputs, case.attributes)
+    dtypes = result_dtypes(op, inputs, case.attributes)
     results = {"onnxruntime and our kernels": run_registered(model, op, inputs)}
     if op is not conv_grad or is_right_in_onnx_reference(*(a.shape for a in inputs[1:]), case.attributes):
         results["onnx.reference"] = ReferenceEvaluator(model).run(None, feeds)
-    if all(a.dtype in NUMPYS_OWN for a in feeds.values()) and (op, dtype) not in WITHOUT_STOCK_KERNELS:
+    if all(a.dtype in NUMPYS_OWN for a in feeds.values()) and (op, dtypes[0]) not in WITHOUT_STOCK_KERNELS:
         results["stock onnxruntime"] = run_stock(model, feeds)
     exact, bounds = expect(op, *inputs, **case.attributes)
-    expected = {o.name: both for o, *both in zip(op.outputs, exact, bounds, strict=True)}
+    expected = {o.name: entry for o, *entry in zip(op.outputs, exact, bounds, dtypes, strict=True)}
     for runtime, arrays in results.items():
         for (name, wanted), actual in zip(stored.items(), arrays, strict=True):
-            value, bound = expected[name]
+            value, bound, dtype = expected[name]
             assert same_bits(wanted, value.astype(dtype)), f"{name} is not what the definition gives"
             assert actual.dtype == dtype, f"{runtime} {name} is {actual.dtype}"
             if bound is None:

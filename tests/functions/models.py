@@ -7,7 +7,7 @@ import onnx
 import onnxruntime
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
-from tests.checks import assert_close, expect, result_dtype, same_bits
+from tests.checks import assert_close, expect, result_dtypes, same_bits
 
 from onnxgrad import add_functions
 
@@ -63,11 +63,12 @@ def check_functions(op: Any, *calls: Any, wanted: Any = None, **how: Any) -> onn
     for results in run_everywhere(model, feeds).values():
         for k, (arguments, attributes) in enumerate(calls):
             expected, bounds = expect(op, *arguments, **attributes)
-            for output, value, bound in zip(op.outputs, expected, bounds, strict=True):
+            dtypes = result_dtypes(op, arguments, attributes)
+            for output, value, bound, dtype in zip(op.outputs, expected, bounds, dtypes, strict=True):
                 if wanted is not None and output.name not in wanted:
                     continue
                 actual = results[f"{output.name}_{k}"]
-                assert actual.dtype == result_dtype(op, arguments, attributes)
+                assert actual.dtype == dtype
                 if bound is None:
                     assert same_bits(actual, value), f"{output.name}: {actual} is not {value}"
                 else:

@@ -138,18 +138,30 @@ class Body:
         count = len(graph.output)
         return self.nodes("Scan", count, *states, *sequences, body=graph, num_scan_inputs=len(sequences))
 
-    def in_work_type(self, typed: Value, compute: Callable[[Callable[[Value], Value]], Sequence[Value]]) -> list[Value]:
+    def in_work_type(
+        self,
+        typed: Value,
+        compute: Callable[[Callable[[Value], Value]], Sequence[Value]],
+        like: Sequence[Value] | None = None,
+    ) -> list[Value]:
         """What `compute` gives, half types in float32 and rounded once: it gets what brings its inputs to that type.
 
-        A function does not know its types before it runs, so it finds out: 2049 takes 12 bits.
+        A function does not know its types before it runs, so it finds out: 2049 takes 12 bits. The results get the type
+        of `typed` or, one by one, those of `like`.
         """
         is_half = ~self.node("Cast", self.like(2049, typed), to=TensorProto.FLOAT).equals(2049)
 
-        def in_float32() -> list[Value]:
-            results = compute(lambda x: self.node("Cast", x, to=TensorProto.FLOAT))
-            return [self.node("CastLike", r, typed) for r in results]
+        def rounded(results: Sequence[Value]) -> list[Value]:
+            return [self.node("CastLike", r, t) for r, t in zip(results, like or [typed] * len(results), strict=True)]
 
-        return self.choose(is_half, in_float32, lambda: compute(lambda x: x))
+        def in_float32() -> list[Value]:
+            return rounded(compute(lambda x: self.node("Cast", x, to=TensorProto.FLOAT)))
+
+        def as_it_is() -> Sequence[Value]:
+            results = compute(lambda x: x)
+            return results if like is None else rounded(results)
+
+        return self.choose(is_half, in_float32, as_it_is)
 
     def function(
         self, op: Any, inputs: Sequence[str], results: Sequence[Value], attributes: Sequence[str], opset: int

@@ -7,9 +7,9 @@ import importlib
 import pkgutil
 
 from onnxgrad.graph.builder import op
-from onnxgrad.rules.registry import RULES, Rule, no_gradient, nondiff, todo, vjp
+from onnxgrad.rules.registry import RULES, Rule, by_rewriting, no_gradient, nondiff, todo, vjp
 
-__all__ = ["RULES", "Rule", "no_gradient", "nondiff", "op", "todo", "vjp"]
+__all__ = ["RULES", "Rule", "by_rewriting", "no_gradient", "nondiff", "op", "todo", "vjp"]
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
+from onnxgrad.domains import MICROSOFT
 from onnxgrad.graph.cast import in_type, wide_type
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
-from onnxgrad.rules import op, vjp
+from onnxgrad.rules import by_rewriting, op, vjp
 from onnxgrad.rules.normalization import share_along, standardized
 
 
@@ -43,16 +44,6 @@ class Channels:
         return (self.g * self.scale - a - self.xhat * b) * self.inv
 
 
-def _batch(g: Tensor, n: NodeView) -> Channels:
-    return _channels(g, n.X, n.scale, n.epsilon, _other_axes(n.X))
-
-
-def _channels(g: Tensor, x: Tensor, scale: Tensor, epsilon: float, axes: list[int]) -> Channels:
-    dtype = wide_type(x, scale)
-    xhat, inv = standardized(in_type(x, dtype), axes, epsilon)
-    return Channels(in_type(g, dtype), xhat, inv, _along_channels(in_type(scale, dtype), x), axes, [])
-
-
 def _per_channel(x: Tensor, like: Tensor) -> Tensor:
     """Summed over all but the channels, in the type of `like`."""
     return in_type(op.ReduceSum(x, _other_axes(x), keepdims=0), like.dtype)
@@ -68,15 +59,21 @@ def _slope(n: NodeView) -> Tensor:
     return in_type(n.scale, inv.dtype) * inv
 
 
+def _trained(g: Tensor, n: NodeView) -> tuple[Tensor, ...]:
+    """The gradients of X, scale and B in training: one node computes them, and the statistics of the batch too."""
+    gradients: tuple[Tensor, ...] = op.BatchNormalizationGrad(g, n.X, n.scale, epsilon=n.epsilon, outputs=3)
+    return gradients
+
+
 def _batch_input(g: Tensor, n: NodeView) -> Tensor:
     if n.training_mode:
-        return in_type(_batch(g, n).of_input(), n.X.dtype)
+        return _trained(g, n)[0]
     return g * _along_channels(in_type(_slope(n), g.dtype), n.X)
 
 
 def _batch_scale(g: Tensor, n: NodeView) -> Tensor:
     if n.training_mode:
-        return _per_channel(_batch(g, n).dot, n.scale)
+        return _trained(g, n)[1]
     dtype = wide_type(n.X, n.input_mean)
     centred = in_type(n.X, dtype) - _along_channels(in_type(n.input_mean, dtype), n.X)
     total = _per_channel(in_type(g, dtype) * centred, n.input_var)
@@ -84,7 +81,7 @@ def _batch_scale(g: Tensor, n: NodeView) -> Tensor:
 
 
 def _batch_shift(g: Tensor, n: NodeView) -> Tensor:
-    return _per_channel(_batch(g, n).sum if n.training_mode else in_type(g, wide_type(g)), n.B)
+    return _trained(g, n)[2] if n.training_mode else _per_channel(in_type(g, wide_type(g)), n.B)
 
 
 def _batch_mean(g: Tensor, n: NodeView) -> Tensor | None:
@@ -111,8 +108,36 @@ vjp(
 )
 
 
+def _written_out(n: NodeView) -> list[Tensor]:
+    """The three results of BatchNormalizationGrad, in standard operators."""
+    dtype, axes = wide_type(n.X, n.scale), _other_axes(n.X)
+    g, x, scale = in_type(n.dY, dtype), in_type(n.X, dtype), _along_channels(in_type(n.scale, dtype), n.X)
+    if n.mean is None:
+        xhat, inv = standardized(x, axes, n.epsilon)
+    else:
+        mean, inv = (_along_channels(in_type(v, dtype), n.X) for v in (n.mean, n.inv_std))
+        xhat = (x - mean) * inv
+    found = Channels(g, xhat, inv, scale, axes, [])
+    sums = (_per_channel(total, n.scale) for total in (found.dot, found.sum))
+    return [in_type(found.of_input(), n.X.dtype), *sums]
+
+
+vjp(
+    "BatchNormalizationGrad",
+    domain=MICROSOFT,
+    rewrite=_written_out,
+    dY=by_rewriting,
+    X=by_rewriting,
+    scale=by_rewriting,
+    mean=by_rewriting,
+    inv_std=by_rewriting,
+)
+
+
 def _instance(g: Tensor, n: NodeView) -> Channels:
-    return _channels(g, n.input, n.scale, n.epsilon, list(range(2, n.input.rank)))
+    dtype, axes = wide_type(n.input, n.scale), list(range(2, n.input.rank))
+    xhat, inv = standardized(in_type(n.input, dtype), axes, n.epsilon)
+    return Channels(in_type(g, dtype), xhat, inv, _along_channels(in_type(n.scale, dtype), n.input), axes, [])
 
 
 vjp(

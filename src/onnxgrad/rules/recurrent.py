@@ -10,11 +10,10 @@ from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.op import OPERATORS
 from onnxgrad.ops.families import recurrent as families
-from onnxgrad.rules import nondiff, op, todo, vjp
+from onnxgrad.rules import by_rewriting, nondiff, op, vjp
 from onnxgrad.rules.registry import Function
 
 ATTRIBUTES = ("hidden_size", *families.ATTRIBUTES)
-by_rewriting = todo  # never called: the engine rewrites the node first, and the new nodes have gradients
 
 NO_GATES = "{1} of {0} has no gradient: differentiate the states instead"
 

@@ -12,10 +12,9 @@ from onnxgrad.graph.tensor import Tensor
 from onnxgrad.ops import gru, lstm, rnn
 from onnxgrad.ops.families.activations import Chosen
 from onnxgrad.ops.families.recurrent import ATTRIBUTES, settings
-from onnxgrad.rules import nondiff, op, todo, vjp
+from onnxgrad.rules import by_rewriting, nondiff, op, vjp
 from onnxgrad.rules.registry import Function
 
-by_rewriting = todo  # never called: the engine rewrites the node first, and the new nodes have gradients
 Leaves = dict[str, Tensor | None]  # the inputs by name
 # From the inputs of one step's gates, without the state's product, and the states before it: the states after it.
 Step = Callable[[Tensor, Sequence[Tensor]], Sequence[Tensor]]

@@ -26,6 +26,7 @@ class Mark:
 
 nondiff = Mark("nondiff")  # the gradient is zero, or there is none: an integer, a comparison, a step
 todo = Mark("todo")  # there is one, but it is not written
+by_rewriting = todo  # never read: the engine rewrites the node first, and the new nodes have gradients
 
 
 @dataclass(frozen=True)
