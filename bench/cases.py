@@ -260,6 +260,37 @@ def _normalization_cases(dtype: str) -> list[Case]:
     ]
 
 
+def _images(dims: tuple[int, ...], measured: bool, dtype: str) -> Named:
+    rng = np.random.default_rng(8)
+    dY, X, scale = (_numbers(rng, shape, dtype) for shape in (dims, dims, dims[1:2]))
+    inputs: Named = {"dY": dY, "X": X, "scale": scale, "mean": None, "inv_std": None}
+    if not measured:
+        over, x = tuple(k for k in range(len(dims)) if k != 1), X.astype(np.float64)
+        statistics = x.mean(over), 1 / np.sqrt(x.var(over) + 1e-5)
+        inputs |= {name: a.astype(DTYPES[dtype]) for name, a in zip(("mean", "inv_std"), statistics, strict=True)}
+    return inputs
+
+
+def _batch_normalization_cases(dtype: str) -> list[Case]:
+    """Layers of MobileNets; without the statistics, as our rule writes it, and with them, as onnxruntime-training did."""
+    shapes = ((4, 64, 56, 56), (4, 32, 112, 112), (8, 256, 14, 14), (4, 1280, 7, 7))
+    return [
+        Case(
+            name=f"batch_normalization/{'x'.join(map(str, dims))}{'' if measured else '_given'}",
+            work=f"BatchNormalizationGrad {list(dims)}{'' if measured else ', statistics given'}",
+            operator="batch_normalization_grad",
+            dtype=dtype,
+            inputs=partial(_images, dims, measured, dtype),
+            small_inputs=partial(_images, (2, 8, *dims[2:]), measured, dtype),
+            attributes={"epsilon": 1e-5},
+            reduction_length=dims[0] * dims[2] * dims[3],
+            memory_of="dY",
+        )
+        for dims in (shapes if dtype == "float32" else shapes[:1])
+        for measured in (True, False)
+    ]
+
+
 def _matrices(A: tuple[int, ...], B: tuple[int, ...], columns: int, dtype: str) -> Named:
     rng = np.random.default_rng(7)
     bias = _numbers(rng, (columns,), dtype) if columns else None
@@ -306,7 +337,7 @@ def _broadcast_cases() -> list[Case]:
     ]
 
 
-GROUPS = ("gather", "gather_elements", "slice", "gru", "normalization", "matrix", "broadcast")
+GROUPS = ("gather", "gather_elements", "slice", "gru", "normalization", "batch_normalization", "matrix", "broadcast")
 
 
 def all_cases() -> list[Case]:
@@ -315,5 +346,6 @@ def all_cases() -> list[Case]:
     for dtype in DTYPES:
         for cases in (_gather_cases, _gather_elements_cases, _slice_cases, _gru_cases, _normalization_cases):
             found += cases(dtype)
+        found += _batch_normalization_cases(dtype)
     found += _matrix_cases("float32")
     return sorted(found, key=lambda case: GROUPS.index(case.group))

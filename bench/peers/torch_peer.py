@@ -165,6 +165,19 @@ def layer_normalization_grad(Y_grad: Array, X: Array, scale: Array, mean: Array,
     return lambda: backward(*given, dims, *statistics, weight, weight, [True, True, True])
 
 
+def batch_normalization_grad(
+    dY: Array, X: Array, scale: Array, mean: Array | None, inv_std: Array | None, epsilon: float
+) -> Call:
+    """With statistics from the forward pass, which it always has."""
+    over = tuple(k for k in range(X.ndim) if k != 1)
+    x = X.astype(np.float64)
+    found = x.mean(over), 1 / np.sqrt(x.var(over) + epsilon)
+    kind = np.float64 if X.dtype == np.float64 else np.float32
+    measured = [_to_torch(a.astype(kind)) for a in (found if mean is None or inv_std is None else (mean, inv_std))]
+    backward, given = torch.ops.aten.native_batch_norm_backward, [_to_torch(a) for a in (dY, X, scale)]
+    return lambda: backward(*given, None, None, *measured, True, epsilon, [True, True, True])
+
+
 def permuted_mat_mul(
     A: Array,
     B: Array,
@@ -184,6 +197,7 @@ def permuted_mat_mul(
 FORMS = {
     "permuted_mat_mul": permuted_mat_mul,
     "layer_normalization_grad": layer_normalization_grad,
+    "batch_normalization_grad": batch_normalization_grad,
     "gather_grad": gather_grad,
     "gather_elements_grad": gather_elements_grad,
     "slice_grad": slice_grad,

@@ -46,7 +46,7 @@ class Channels:
 
 def _per_channel(x: Tensor, like: Tensor) -> Tensor:
     """Summed over all but the channels, in the type of `like`."""
-    return in_type(op.ReduceSum(x, _other_axes(x), keepdims=0), like.dtype)
+    return in_type(op.ReduceSum(x, _other_axes(x), keepdims=int(x.rank == 1)), like.dtype)
 
 
 def _inverse_deviation(n: NodeView) -> Tensor:
