@@ -272,7 +272,7 @@ def _images(dims: tuple[int, ...], measured: bool, dtype: str) -> Named:
 
 
 def _batch_normalization_cases(dtype: str) -> list[Case]:
-    """Layers of MobileNets; without the statistics, as our rule writes it, and with them, as onnxruntime-training did."""
+    """Layers of MobileNets; without statistics, as our rule writes it, and with them, as onnxruntime-training did."""
     shapes = ((4, 64, 56, 56), (4, 32, 112, 112), (8, 256, 14, 14), (4, 1280, 7, 7))
     return [
         Case(
