@@ -70,7 +70,8 @@ def batch_normalization_grad(
     count = work.type(max(1, X.size // max(1, scale.size)))
 
     def summed(terms: Array) -> Array:
-        return np.sum(terms, axes).reshape(along)
+        total: Array = np.sum(terms, axes)
+        return total.reshape(along)
 
     def given(numbers: Array) -> Array:
         return numbers.astype(work).reshape(along)
