@@ -169,7 +169,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     """The first adds up what was left out of checks; of tests, all processes leave out the same ones."""
-    counts, not_run = node.workeroutput.get("left_out", ({}, {}))
+    counts, not_run = getattr(node, "workeroutput", {}).get("left_out", ({}, {}))  # none of a process that died
     LEFT_OUT.update(counts)
     NOT_RUN.update(not_run)
 
