@@ -493,7 +493,6 @@ TIMM = {
     "resnest": _timm("resnest14d", 64, layers=(1, 1, 1, 1)),
     "skresnet": _timm("skresnet18", 64, layers=(1, 1, 1, 1)),
     "hrnet": _timm("hrnet_w18_small", 64),
-    "dla": _timm("dla46x_c", 64),
     "vovnet": _timm("ese_vovnet19b_slim", 64),
     "xception": Architecture(
         lambda: xception_aligned.XceptionAligned(
@@ -589,7 +588,6 @@ TRANSFORMERS = {
     "stablelm": _decoder("StableLm", num_key_value_heads=4),
     "olmo2": _decoder("Olmo2"),
     "mamba": _decoder("Mamba", state_size=4, time_step_rank=4),
-    "rwkv": _decoder("Rwkv", attention_hidden_size=32),
     "t5": _transformer(
         "T5", "ForConditionalGeneration", {**_words(), "second": _words(6)["x"]}, ("input_ids", "decoder_input_ids"),
         vocab_size=WORDS, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4,

@@ -38,14 +38,10 @@ FACTOR, ROUNDING = 8.0, 2e-6
 # By default the exporter computes, for these, something from parameters alone: 1 + weight, exp(A_log), weight norm, or
 # products of weights with positions. What it computed is trained in their place.
 COMPUTED = {
-    "clip", "deberta_v2", "funnel", "gemma", "gemma2", "hubert", "mamba", "nfnet",
-    "resmlp", "rwkv", "swin_v2",
+    "clip", "deberta_v2", "eva02", "funnel", "gemma", "gemma2", "hubert", "mamba", "nfnet",
+    "resmlp", "swin_v2",
     "poolformer", "wav2vec2", "xlnet",
 }  # fmt: skip
-
-
-# By default the exporter's file of these trains other parameters, or none; the recommended way is right.
-UNLIKE = {"coatnet", "dla", "eva02", "fastvit", "rwkv", "volo"}
 
 
 class Run(NamedTuple):

@@ -2,13 +2,11 @@
 
 import pytest
 from tests.models.architectures import DAILY, TRANSFORMERS
-from tests.models.compare import UNLIKE, check
+from tests.models.compare import check
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["recommended", "default"])
 @pytest.mark.parametrize("name", [name for name in TRANSFORMERS if name not in DAILY])
 def test_trains_as_in_pytorch(name, way, tmp_path):
-    if way == "default" and name in UNLIKE:
-        pytest.skip("see UNLIKE")
     check(name, way, tmp_path)
