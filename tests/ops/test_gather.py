@@ -4,6 +4,7 @@ import itertools
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -246,6 +247,7 @@ def test_any_shape(data):
 
 ONES = np.ones((2, 3), F32)
 TYPES = "float16, float32, float64 or bfloat16"
+OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 
 
 @pytest.mark.parametrize(
@@ -351,8 +353,9 @@ def test_results_too_large():
         [2**40, 2**40], np.zeros(0, np.int64), none,
     )  # fmt: skip
     arguments = np.array([2**40]), np.zeros(1, np.int64), np.ones(1, np.float32)
-    with pytest.raises(MemoryError, match=r"^GatherGrad: Unable to allocate 4.00 TiB for an array with shape "):
-        gather_grad.definition(*arguments)
+    if OVERCOMMIT.read_text().strip() != "1":  # where any memory is promised, NumPy gets it, and the process dies of it
+        with pytest.raises(MemoryError, match=r"^GatherGrad: Unable to allocate 4.00 TiB for an array with shape "):
+            gather_grad.definition(*arguments)
     with raises(MemoryError, "GatherGrad: the result of shape [1099511627776] needs 4096.0 GiB, more than there is"):
         gather_grad([2**40], np.zeros(0, np.int64), np.zeros(0, F32))
     with raises(ValueError, "GatherGrad: shape has 65 values, expected at most 64 dimensions as in NumPy"):
