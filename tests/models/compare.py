@@ -38,9 +38,8 @@ FACTOR, ROUNDING = 8.0, 2e-6
 # By default the exporter computes, for these, something from parameters alone: 1 + weight, exp(A_log), weight norm, or
 # products of weights with positions. What it computed is trained in their place.
 COMPUTED = {
-    "clip", "deberta_v2", "eva02", "funnel", "gemma", "gemma2", "hubert", "mamba", "nfnet",
-    "resmlp", "swin_v2",
-    "poolformer", "wav2vec2", "xlnet",
+    "beit", "clip", "convnext_v2", "deberta_v2", "eva02", "funnel", "gemma", "gemma2", "hubert", "mamba", "nfnet",
+    "poolformer", "swin_v2", "wav2vec2", "whisper", "xcit", "xlnet",
 }  # fmt: skip
 
 
