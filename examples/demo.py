@@ -137,7 +137,7 @@ def show_names(train: Names, held_out: Names) -> None:
 
 def show_gradients(path: Path) -> bool:
     """The gradient operators of the training graph; whether all that the model is to show are there."""
-    step = step_graph(prepare(load(path, "demo"), "demo"), LOSS, None)
+    step = step_graph(prepare(load(path, "demo"), "demo"), LOSS)
     nodes = Counter(node.op_type for node in step.model.graph if operator_of(node.domain, node.op_type) is not None)
     table = Table(title="onnxgrad's operators in the training graph", box=box.SIMPLE)
     table.add_column("operator")

@@ -37,6 +37,9 @@ class Selection(NamedTuple):
     freeze_statistics: bool = False  # of layers whose weights are not trained
 
 
+ALL = Selection()
+
+
 class StepGraph(NamedTuple):
     """A model whose inputs are a batch, the parameters and the running statistics."""
 
@@ -61,7 +64,7 @@ class _Step(Draft):
     """A draft that becomes a training step, or an evaluation."""
 
     terms: Sequence[Loss] | str = ()  # the loss
-    selection: Selection = Selection()  # noqa: RUF009 (it is immutable)
+    selection: Selection = ALL
     group: int | None = None  # of the ranks that train together (ops/all_reduce.py)
     weights: ir.Value | None = None  # inputs that say which slice of a batch this rank has
     place: ir.Value | None = None
@@ -75,7 +78,7 @@ class _Step(Draft):
 def step_graph(
     prepared: Draft,
     loss: Total | str,
-    selection: Selection,
+    selection: Selection = ALL,
     group: int | None = None,
     use_amx: bool = False,
     on_cpu: bool = False,
