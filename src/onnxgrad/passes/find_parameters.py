@@ -111,14 +111,11 @@ class _Uses:
         self._origins: dict[ir.Value, tuple[ir.Value, ...]] = {
             v: (v,) if _is_float(v) else () for v in graph.initializers.values()
         }
-        self._data: set[ir.Value] = set(graph.inputs) - set(self._origins)
         self._fed: set[ir.Value] = set()  # by weights
         for node in graph.all_nodes():
             self._read(node)
 
     def _read(self, node: ir.Node) -> None:
-        if node.graph is not None and isinstance(node.graph, ir.Graph):
-            self._data.update(v for v in node.graph.inputs if v not in self._origins)
         inner = [v for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH for v in a.value.outputs]
         read = [v for v in node.inputs if v is not None]
         if node.op_type in _SHAPES or not read + inner:
@@ -139,7 +136,6 @@ class _Uses:
             strong |= use.strong
             for origin in self._origins[value]:
                 self.of.setdefault(origin, []).append(use)
-        self._data.update(node.outputs)
         if strong or inner or any(v in self._fed for v in read):
             self._fed.update(node.outputs)
 

@@ -1,7 +1,7 @@
 """use_depthwise_conv: DepthwiseConv in place of Conv, on the CPU, where every channel is convolved by itself.
 
 onnxruntime lays weights out for its fast convolution when a session begins. Weights that are trained change with every
-run, and what is left to it is a product for each channel: 6 to 15 times slower.
+run, and what is left to it is a product for each channel, several times slower.
 """
 
 import onnx_ir as ir
