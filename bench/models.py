@@ -6,6 +6,7 @@ their own and by turns; where the losses of the first steps differ, nothing is t
 """
 
 import argparse
+import functools
 import sys
 import tempfile
 import time
@@ -44,11 +45,11 @@ def architectures() -> dict[str, tuple[str, Any]]:
         return {"x": lambda: torch.randint(3, vocabulary, (count, length))}
 
     def vision(name: str, count: int, size: int = 224, **options: Any) -> tuple[str, Any]:
-        made = lambda: getattr(models, name)(weights=None, **options)  # noqa: E731
+        made = functools.partial(getattr(models, name), weights=None, **options)
         return f"{name}, {size}×{size} N{count}", Architecture(made, images(count, size))
 
     def of_timm(name: str, count: int, size: int = 224, **options: Any) -> tuple[str, Any]:
-        made = lambda: timm.create_model(name, **options)  # noqa: E731
+        made = functools.partial(timm.create_model, name, **options)
         return f"{name}, {size}×{size} N{count}", Architecture(made, images(count, size))
 
     def segmentation(name: str, count: int, size: int = 224) -> tuple[str, Any]:
