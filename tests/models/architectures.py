@@ -203,7 +203,7 @@ def _segmentation(kind: Callable[..., nn.Module], head: Callable[[], nn.Module])
     return Architecture(module, _image(64))
 
 
-class _RetinaNet(nn.Module):
+class RetinaNet(nn.Module):
     """A feature pyramid with RetinaNet's heads: scores and boxes of all anchors in one tensor."""
 
     def __init__(self) -> None:
@@ -445,7 +445,7 @@ TORCHVISION = {
         ),
         _image(64),
     ),
-    "retinanet": Architecture(_RetinaNet, _image(64), "mse"),
+    "retinanet": Architecture(RetinaNet, _image(64), "mse"),
 }
 
 TIMM = {
