@@ -84,6 +84,7 @@ golden: .venv-peer/ready
 	.venv-peer/bin/python tests/data/make_golden_loss.py
 	.venv-peer/bin/python tests/data/make_golden_activation.py
 	.venv-peer/bin/python tests/data/make_golden_conv.py
+	.venv-peer/bin/python tests/data/make_artifacts.py
 
 # Models with data for other runtimes to run, in the layout of onnx's backend tests.
 cases: .venv/ready
