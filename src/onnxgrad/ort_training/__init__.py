@@ -1,0 +1,40 @@
+"""onnxruntime-training's Python interface, as of 1.19.2, on stock onnxruntime: change an import, or nothing.
+
+`from onnxgrad.ort_training import artifacts, onnxblock` and `from onnxgrad.ort_training.api import Module` in place of
+`onnxruntime.training`; or install(), or `python -m onnxgrad.ort_training script.py`, and a script stays as it is.
+"""
+
+import importlib
+import pkgutil
+import sys
+
+PARTS = ("api", "artifacts", "onnxblock")  # imported when first asked for
+ORIGINAL = "onnxruntime.training"
+NOT_THERE = {
+    "ORTModule": "export the module and train it with onnxgrad.Trainer, or use onnxgrad.torch within PyTorch",
+    "ortmodule": "export the module and train it with onnxgrad.Trainer, or use onnxgrad.torch within PyTorch",
+    "amp": "it served ORTTrainer, which 1.19.2 does not have any more",
+    "optim": "its optimizers were for PyTorch: use torch.optim, or onnxgrad.optim with onnxgrad.Trainer",
+}
+
+
+def install() -> None:
+    """Makes `onnxruntime.training` of this process the modules here, whatever the installed onnxruntime has there."""
+    import onnxruntime
+
+    own = sys.modules[__name__]
+    for found in pkgutil.walk_packages(own.__path__, f"{__name__}."):
+        if not found.name.endswith("__main__"):
+            importlib.import_module(found.name)
+    for name, module in list(sys.modules.items()):
+        if name == __name__ or name.startswith(f"{__name__}."):
+            sys.modules[ORIGINAL + name.removeprefix(__name__)] = module
+    onnxruntime.training = own
+
+
+def __getattr__(name: str) -> object:
+    if name in PARTS:
+        return importlib.import_module(f"{__name__}.{name}")
+    if name in NOT_THERE:
+        raise ImportError(f"onnxgrad.ort_training has no {name}: {NOT_THERE[name]}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
