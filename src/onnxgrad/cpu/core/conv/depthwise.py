@@ -12,6 +12,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
+from onnxgrad.cpu.core.conv.lines import lay_out
 from onnxgrad.cpu.core.halves import load, store, zero
 from onnxgrad.cpu.core.jit import int64, machine_code, native
 from onnxgrad.cpu.core.parallel import parallel
@@ -77,24 +78,6 @@ def _correlate(
 
 
 @native
-def _lay_out(
-    source: Array, at: int, target: Array, start: int, size: int, pad: int, phase: int, stride: int, length: int
-) -> None:
-    """Every so many elements of a line, with zeros around them."""
-    first = min(length, max(0, -((phase - pad) // stride)))
-    end = max(first, min(length, -((phase - pad - size) // stride)))
-    zero(target, start, start + first)
-    base = at + phase - pad
-    if stride == 1:
-        for j in range(first, end):
-            store(target, start + j, load(source, base + j))
-    else:
-        for j in range(first, end):
-            store(target, start + j, load(source, base + j * stride))
-    zero(target, start + end, start + length)
-
-
-@native
 def _channel(
     number: int,
     source: Array,
@@ -124,7 +107,7 @@ def _channel(
                 zero(image, start, start + length)
             else:
                 at = (number * lines + line) * columns
-                _lay_out(source, at, image, start, columns, column_pad, left, column_stride, length)
+                lay_out(source, at, image, start, columns, column_pad, left, column_stride, length)
     zero(image, image.size - room, image.size)
     sums = np.empty(rows * length + room, source.dtype)
     added = load(bias, channel) if bias.size else type(load(source, 0))(0)

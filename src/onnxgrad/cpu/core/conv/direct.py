@@ -6,6 +6,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
+from onnxgrad.cpu.core.conv.lines import lay_out
 from onnxgrad.cpu.core.halves import load, store, zero
 from onnxgrad.cpu.core.jit import int64, machine_code, native
 from onnxgrad.cpu.core.parallel import parallel
@@ -84,23 +85,9 @@ def _spread_lines(
 ) -> None:
     """Lines with zeros around them; with a stride, every so many elements by themselves: [line, phase, length]."""
     for line in range(in_lines):
-        source = image + line * in_width
         for phase in range(stride):
             at = (line * stride + phase) * length
-            # Element j stands at j · stride + phase - pad of the line.
-            first = max(0, -((phase - pad) // stride))
-            end = min(length, -((phase - pad - in_width) // stride))
-            first = min(first, length)
-            end = max(first, end)
-            zero(target, at, at + first)
-            base = source + phase - pad
-            if stride == 1:
-                for j in range(first, end):
-                    store(target, at + j, load(X, base + j))
-            else:
-                for j in range(first, end):
-                    store(target, at + j, load(X, base + j * stride))
-            zero(target, at + end, at + length)
+            lay_out(X, image + line * in_width, target, at, in_width, pad, phase, stride, length)
 
 
 @native
