@@ -145,18 +145,27 @@ def save(model: ir.Model, path: Path, source: Path | None) -> list[Path]:
             _expect_valid(draft, path)
         return [path, *files]
     data = data_file(path)
-    folder = _draft(path)
-    try:
-        folder.mkdir()
+    with replaced_together(path) as folder:
         maps.save(model, folder / path.name, external_data=data.name)
         _expect_valid(folder / path.name, path)
         files = [data] if (folder / data.name).exists() else []
-        # The model last: whoever finds it finds its weights. In place of a link, which onnx does not read weights from.
-        for written in (*files, path):
-            os.replace(folder / written.name, written)  # noqa: PTH105
+    return [path, *files]
+
+
+@contextlib.contextmanager
+def replaced_together(path: Path) -> Iterator[Path]:
+    """A folder to write `path` and others to by their names; all take their places beside it when the block is done.
+
+    `path` comes last: whoever finds it finds the others. It replaces a link, which onnx does not read weights from.
+    """
+    folder = _draft(path)
+    try:
+        folder.mkdir()
+        yield folder
+        for written in sorted(folder.iterdir(), key=lambda file: file.name == path.name):
+            written.replace(path.with_name(written.name))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return [path, *files]
 
 
 @contextlib.contextmanager
