@@ -15,6 +15,7 @@ from onnxgrad.ort_training.checkpoint_file import read_checkpoint
 
 NAMES = list(weights())
 FILES = ["checkpoint", "eval_model.onnx", "optimizer_model.onnx", "training_model.onnx"]
+MODELS = ("training_model", "eval_model")
 HOW = {"requires_grad": NAMES, "loss": LossType.CrossEntropyLoss, "optimizer": OptimType.AdamW}
 
 
@@ -187,7 +188,7 @@ def test_constants_that_are_too_much_for_one_file(tmp_path, monkeypatch):
     graph = helper.make_graph(nodes, "g", infos[:1], infos[1:], tensors)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     generate_artifacts(model, ["small"], loss=LossType.MSELoss, artifact_directory=tmp_path)
-    for name in ("training_model", "eval_model"):
+    for name in MODELS:
         assert (
             (tmp_path / f"{name}.onnx").stat().st_size
             < large.nbytes
@@ -268,6 +269,21 @@ def test_a_training_block_alone():
     trained, frozen = block.parameters()
     assert (names(trained), names(frozen)) == (NAMES[1:], NAMES[:1])
     assert all(np.array_equal(numpy_helper.to_array(t), weights()[t.name]) for t in (*trained, *frozen))
+
+
+def test_nothing_to_train(tmp_path):
+    """Then the training model runs forward only; the eval model is in inference mode."""
+    model = mlp(dropout=0.5)
+    model.graph.initializer.append(numpy_helper.from_array(np.array(True), "mode"))
+    dropout = next(node for node in model.graph.node if node.op_type == "Dropout")
+    dropout.input.append("mode")
+    generate_artifacts(model, loss=LossType.MSELoss, artifact_directory=tmp_path)
+    assert written(tmp_path) == [name for name in FILES if "optimizer" not in name]
+    training = loaded(tmp_path, "training_model")
+    assert names(training.input) == ["x", "target", "lazy_reset_grad"] and len(training.output) == 1
+    assert not read_checkpoint(tmp_path / "checkpoint").parameters
+    modes = [[n.input[2] for n in loaded(tmp_path, m).node if n.op_type == "Dropout"] for m in MODELS]
+    assert modes == [["mode"], [""]]
 
 
 def test_a_checkpoint_into_a_model(tmp_path):

@@ -43,7 +43,10 @@ def build_gradient_graph(
     trained = [value.name for value in forward.graph.input if value.name in requires_grad]
     draft = Draft(load(forward, CALLER), CALLER)
     draft.run([p for p in PREPARE if p is not find_parameters])
-    _add_gradient(draft, trained, outputs)
+    if trained:
+        _add_gradient(draft, trained, outputs)
+    else:
+        _accumulate(draft.graph, {})
     draft.run(FOR_1_19_2)
     training, evaluation = ir.to_proto(draft.model), _in_inference_mode(forward)
     for result in (training, evaluation):
@@ -53,14 +56,12 @@ def build_gradient_graph(
 
 def _parameters_to_inputs(model: onnx.ModelProto, names: Collection[str]) -> None:
     declared = {value.name for value in model.graph.input}
-    kept = []
-    for tensor in model.graph.initializer:
-        if tensor.name not in names:
-            kept.append(tensor)
-        elif tensor.name not in declared:  # models before IR version 4 declare them
+    moved = [place for place, tensor in enumerate(model.graph.initializer) if tensor.name in names]
+    for tensor in (model.graph.initializer[place] for place in moved):
+        if tensor.name not in declared:  # models before IR version 4 declare them
             model.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
-    del model.graph.initializer[:]
-    model.graph.initializer.extend(kept)
+    for place in reversed(moved):  # one by one, in place: protobuf copies lists as bytes, which end at 2 GB
+        del model.graph.initializer[place]
 
 
 def _add_gradient(draft: Draft, trained: Sequence[str], outputs: Sequence[str]) -> None:
@@ -194,7 +195,7 @@ def _in_inference_mode(model: onnx.ModelProto) -> onnx.ModelProto:
         if not is_standard(node.domain):
             continue
         if node.op_type == "Dropout" and len(node.input) > 2:
-            del node.input[2:]
+            node.input[2] = ""  # as people's code expects it: absent, not gone
         if node.op_type == "BatchNormalization":
             for attribute in node.attribute:
                 if attribute.name == "training_mode":

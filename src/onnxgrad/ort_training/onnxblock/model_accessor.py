@@ -35,7 +35,6 @@ class ModelAccessor:
 
 
 ACCESSOR: ContextVar[ModelAccessor | None] = ContextVar("accessor", default=None)
-LIBRARY: ContextVar[Path | None] = ContextVar("library", default=None)
 
 
 def current() -> ModelAccessor:
@@ -47,11 +46,6 @@ def current() -> ModelAccessor:
             "`with onnxblock.empty_base():` if it begins one"
         )
     return accessor
-
-
-def current_library() -> Path | None:
-    """The library of operators that custom_op_library() has set."""
-    return LIBRARY.get()
 
 
 @contextmanager
@@ -94,17 +88,11 @@ def registered(accessor: ModelAccessor) -> Iterator[ModelAccessor]:
 
 @contextmanager
 def custom_op_library(custom_op_library_path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Within it gradients are built with the operators of a library for onnxruntime."""
+    """Checks that a library of operators is there. Gradients are written without it; sessions need it."""
     path = Path(custom_op_library_path)
-    if LIBRARY.get() is not None:
-        raise RuntimeError("there is one library of custom operators at a time: end the `with` of the other first")
     if not path.exists():
         raise RuntimeError(f"the library of custom operators {str(path)!r} does not exist")
-    before = LIBRARY.set(path)
-    try:
-        yield path
-    finally:
-        LIBRARY.reset(before)
+    yield path
 
 
 def _read_weights(accessor: ModelAccessor) -> None:

@@ -7,7 +7,7 @@ import onnx
 
 from onnxgrad.graph.suggest import suggestion
 from onnxgrad.ort_training.gradient_graph import build_gradient_graph
-from onnxgrad.ort_training.onnxblock import _graph_utils, blocks, model_accessor
+from onnxgrad.ort_training.onnxblock import _graph_utils, blocks
 
 Parameters = tuple[list[onnx.TensorProto], list[onnx.TensorProto]]
 
@@ -89,9 +89,7 @@ class TrainingBlock(blocks.Block):
             for names in (self._requires_grad, self._frozen_params)
         )
         self._parameters = trained, frozen
-        self._models = build_gradient_graph(
-            model, self._requires_grad, self._frozen_params, outputs, model_accessor.current_library()
-        )
+        self._models = build_gradient_graph(model, self._requires_grad, self._frozen_params, outputs)
         self.base.CopyFrom(self._models[0])
         return output
 
