@@ -76,7 +76,7 @@ docs: .venv/ready
 	$(PY) docs/generate.py
 
 # The results of onnxruntime-training 1.19.2 that the tests compare with.
-golden: .venv-peer/ready
+golden: .venv-peer/ready .venv/ready
 	.venv-peer/bin/python tests/data/make_golden.py
 	.venv-peer/bin/python tests/data/make_golden_lstm.py
 	.venv-peer/bin/python tests/data/make_golden_layer_normalization.py
@@ -84,6 +84,8 @@ golden: .venv-peer/ready
 	.venv-peer/bin/python tests/data/make_golden_loss.py
 	.venv-peer/bin/python tests/data/make_golden_activation.py
 	.venv-peer/bin/python tests/data/make_golden_conv.py
+	.venv-peer/bin/python tests/data/make_old_operators.py
+	.venv-peer/bin/python tests/data/make_ort_training_operators.py $(PY)
 	.venv-peer/bin/python tests/data/make_artifacts.py
 
 # Models with data for other runtimes to run, in the layout of onnx's backend tests.

@@ -11,7 +11,10 @@ from reference import api_page
 
 from onnxgrad.cli import specs, train
 from onnxgrad.cli.coverage import BACKENDS, RuleRow, operators, rules, short_types, type_names
+from onnxgrad.domains import MICROSOFT
 from onnxgrad.op import Attribute, Op
+from onnxgrad.passes.expand_training import WRITERS
+from onnxgrad.passes.expand_training.registry import NOT_THERE
 
 ROOT = Path(__file__).parents[1]
 
@@ -94,24 +97,21 @@ def rules_page() -> str:
     return "\n\n".join([*parts, "## No gradient", ", ".join(ends) + "."]) + "\n"
 
 
-# The gradient operators of onnxruntime-training 1.19.2, domain com.microsoft, and those that go with them.
-ITS_GRADIENTS = """
-    BatchNormalizationGrad BiasFastGeluGrad_dX BiasGeluGrad_dX BitmaskDropoutGrad BroadcastGradientArgs ConcatTraining
-    ConvGrad ConvTransposeGrad DivGrad DropoutGrad FakeQuantGrad FastGeluGrad GRUGrad GRUTraining GatherElementsGrad
-    GatherGrad GatherNDGrad GeluGrad InvertibleLayerNormalizationGrad LSTMGrad LSTMTraining LayerNormalizationGrad
-    LeakyReluGrad LogSoftmaxGrad LogSoftmaxGrad_13 PythonOpGrad QuickGeluGrad ReduceSumTraining ReluGrad ResizeGrad
-    SigmoidGrad SimplifiedLayerNormalizationGrad SliceGrad SoftmaxCrossEntropyGrad SoftmaxCrossEntropyLossGrad
-    SoftmaxCrossEntropyLossInternal SoftmaxCrossEntropyLossInternalGrad SoftmaxDropoutGrad SoftmaxGrad SoftmaxGrad_13
-    SplitTraining TanhGrad
-"""
+ITS_OPERATORS = ROOT / "tests" / "data" / "ort_training_operators.txt"  # those that stock onnxruntime does not have
 
 
-def gradients_table() -> str:
-    """Which of onnxruntime-training's there are."""
-    ours = {op.name for op in operators()}
-    there = ", ".join(f"[{name}](operators.md#{name.lower()})" for name in ITS_GRADIENTS.split() if name in ours)
-    missing = ", ".join(name for name in ITS_GRADIENTS.split() if name not in ours)
-    return f"| | operators |\n|---|---|\n| there | {there} |\n| not there | {missing} |"
+def training_table() -> str:
+    """Which of onnxruntime-training's operators there are, and how."""
+    ours = {op.name for op in operators() if op.domain == MICROSOFT}
+    names = sorted({*ITS_OPERATORS.read_text().split(), *WRITERS, *NOT_THERE})
+    kernels = [f"[{name}](operators.md#{name.lower()})" for name in names if name in ours]
+    written = [name for name in names if name in WRITERS and name not in ours]
+    lines = ["| | operators |", "|---|---|"]
+    lines += [f"| with a kernel | {', '.join(kernels)} |", f"| written with others | {', '.join(written)} |"]
+    missing = [name for name in names if name not in ours and name not in WRITERS]
+    for reason in dict.fromkeys(NOT_THERE[name] for name in missing):
+        lines.append(f"| not there: {reason} | {', '.join(name for name in missing if NOT_THERE[name] == reason)} |")
+    return "\n".join(lines)
 
 
 def options_table() -> str:
@@ -156,7 +156,7 @@ def main() -> int:
         ROOT / "docs" / "rules.md": rules_page(),
         readme: with_tables(readme, {"operators": table()}),
         command_line: with_tables(command_line, {"settings": settings_table(), "options": options_table()}),
-        coming: with_tables(coming, {"gradients": gradients_table()}),
+        coming: with_tables(coming, {"gradients": training_table()}),
     }
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
     if "--check" in sys.argv[1:]:

@@ -20,8 +20,8 @@ from onnxgrad.runtime.register import register
 if _TYPE_CHECKING:
     from onnxgrad.autodiff.check import check_gradient
     from onnxgrad.autodiff.differentiate import gradient
+    from onnxgrad.passes.session import session
     from onnxgrad.rules import vjp
-    from onnxgrad.runtime.session import session
     from onnxgrad.train import losses, metrics, optim, schedules
     from onnxgrad.train.batches import Batches
     from onnxgrad.train.trainer import Trainer
@@ -65,7 +65,7 @@ _LATER = {
     "metrics": "onnxgrad.train",
     "optim": "onnxgrad.train",
     "schedules": "onnxgrad.train",
-    "session": "onnxgrad.runtime.session",
+    "session": "onnxgrad.passes.session",
     "vjp": "onnxgrad.rules",
 }  # what needs onnx_ir, which takes its time
 

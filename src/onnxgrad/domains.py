@@ -4,6 +4,9 @@ MICROSOFT = "com.microsoft"  # onnxruntime's, and so that of onnxruntime-trainin
 ML = "ai.onnx.ml"  # operators of classical models, as skl2onnx writes them
 OWN = "onnxgrad"  # operators that onnxruntime-training does not have, or has with another contract
 
+# Operators of onnxruntime-training that it has put into ONNX's domain.
+STRAYS = {"AveragePoolGrad", "MaxPoolGrad", "SparseSoftmaxCrossEntropy", "SparseSoftmaxCrossEntropyGrad"}
+
 
 def is_standard(domain: str) -> bool:
     """Whether it is ONNX's own domain, under either of its names."""

@@ -3,7 +3,7 @@
 from contextlib import suppress
 
 import onnx_ir as ir
-from onnx import version_converter
+from onnx import defs, version_converter
 from onnx_ir.passes import common
 
 from onnxgrad.domains import is_standard
@@ -13,6 +13,7 @@ from onnxgrad.graph.validity import one_line
 from onnxgrad.passes.draft import Draft, Pass
 from onnxgrad.passes.expand import expand
 from onnxgrad.passes.expand_ml import drop_zip_maps, expand_ml
+from onnxgrad.passes.expand_training import adopt_strays, expand_training
 from onnxgrad.passes.find_parameters import find_parameters
 from onnxgrad.passes.fold_shapes import fold_shapes
 from onnxgrad.passes.infer import infer
@@ -26,6 +27,7 @@ from onnxgrad.rules.registry import RULES
 NORM_WITH_MODE = 14  # the opset since which BatchNormalization says whether it is in train mode
 RESIZE_WITH_MODES = 11  # the first opset where Resize can be told where it reads
 OLDEST_IR = 4  # from which on an initializer need not be an input, too
+OF_ONNXRUNTIME = "onnxgrad.onnxruntime"  # where its additions to ONNX's own domain are while onnx converts the rest
 OLDEST_OPSET = 18  # the oldest that the functions of our operators are written for; older models are converted
 
 
@@ -61,7 +63,11 @@ def convert_opset(draft: Draft) -> None:
     opset = draft.graph.opset_imports.setdefault("", OLDEST_OPSET)
     if opset >= OLDEST_OPSET:
         return
+    if not any(is_standard(node.domain) for node in draft.graph.all_nodes()):
+        draft.graph.opset_imports[""] = OLDEST_OPSET
+        return
     in_training = _without_saved_statistics(draft.graph) if opset < NORM_WITH_MODE else set()
+    _hide_additions(draft.graph, opset)
     with weights_aside(draft.graph) as weights:
         proto = ir.to_proto(draft.model)
     proto.ir_version = max(proto.ir_version, OLDEST_IR)
@@ -74,11 +80,27 @@ def convert_opset(draft: Draft) -> None:
         ) from None
     draft.model = ir.from_proto(converted)
     weights.put_back(draft.graph)
+    _show_additions(draft.graph)
     for node in draft.graph:
         if node.outputs[0].name in in_training:
             node.attributes["training_mode"] = ir.AttrInt64("training_mode", 1)
     if opset < RESIZE_WITH_MODES:
         _keep_coordinates(draft.model)
+
+
+def _hide_additions(graph: ir.Graph, opset: int) -> None:
+    """Moves what only onnxruntime has in ONNX's domain, LayerNormalization before opset 17 say, where onnx is blind."""
+    for node in graph.all_nodes():
+        if is_standard(node.domain) and not defs.has(node.op_type, opset):
+            node.domain = OF_ONNXRUNTIME
+            graph.opset_imports[OF_ONNXRUNTIME] = 1
+
+
+def _show_additions(graph: ir.Graph) -> None:
+    graph.opset_imports.pop(OF_ONNXRUNTIME, None)
+    for node in graph.all_nodes():
+        if node.domain == OF_ONNXRUNTIME:
+            node.domain = ""
 
 
 def _without_saved_statistics(graph: ir.Graph) -> set[str]:
@@ -140,6 +162,7 @@ RESTORE: list[Pass] = [lift_constants, restore_weights]
 TO_NEW_OPSET: list[Pass] = [inline_functions, remove_initializers_from_inputs, convert_opset]
 
 PREPARE: list[Pass] = [
+    adopt_strays,
     validate,
     drop_own_functions,
     read_small_tensors,
@@ -148,6 +171,7 @@ PREPARE: list[Pass] = [
     name_nodes,
     name_dimensions,
     expand_ml,
+    expand_training,
     find_parameters,
     infer,
     expand,

@@ -1,4 +1,4 @@
-"""session(): a session of stock onnxruntime for any model, with the operators of onnxgrad."""
+"""open_session(): a session of stock onnxruntime for any model, with the operators of onnxgrad."""
 
 import functools
 import os
@@ -19,13 +19,8 @@ FOLDER = "session.model_external_initializers_file_folder_path"  # onnxruntime's
 LARGEST = 2**31 - 2**26  # bytes of weights in a message of protobuf, which ends at 2 GB, and room for the graph
 
 
-def session(model: Any, options: Any = None, providers: Sequence[Any] | None = None) -> Any:
-    """An onnxruntime.InferenceSession for a model, with every operator of onnxgrad; Ctrl-C interrupts its runs.
-
-    `model` is a path, an onnx.ModelProto or an onnx_ir.Model, which is not changed; weights may be in files of their
-    own, in any folder. `options`, onnxruntime.SessionOptions of yours, are used as they are, with the operators added.
-    `providers` are those of InferenceSession.
-    """
+def open_session(model: Any, options: Any = None, providers: Sequence[Any] | None = None) -> Any:
+    """A session for a model of any kind, which is not changed."""
     if isinstance(model, (str, os.PathLike)):
         path = Path(model)
         if not path.is_file():

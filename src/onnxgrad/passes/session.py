@@ -1,0 +1,79 @@
+"""session(): a session of stock onnxruntime for any model, with every operator of onnxgrad and onnxruntime-training."""
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from onnxgrad.domains import MICROSOFT, STRAYS, is_standard
+from onnxgrad.op import operator_of
+from onnxgrad.runtime.session import open_session
+
+
+def session(model: Any, options: Any = None, providers: Sequence[Any] | None = None) -> Any:
+    """An onnxruntime.InferenceSession for a model, with every operator of onnxgrad; Ctrl-C interrupts its runs.
+
+    `model` is a path, an onnx.ModelProto or an onnx_ir.Model, which is not changed; weights may be in files of their
+    own, in any folder. Operators of onnxruntime-training that onnxgrad has no kernels for are written with others
+    first; what they would write into an input of the model is an output then, `<input>.updated`. `options`,
+    onnxruntime.SessionOptions of yours, are used as they are, with the operators added. `providers` are those of
+    InferenceSession.
+    """
+    return open_session(_expanded(model) if _may_be_old(model) else model, options, providers)
+
+
+def _may_be_old(model: Any) -> bool:
+    """Whether there are operators that are neither ONNX's nor ours; looking for more would take imports."""
+    if isinstance(model, (str, os.PathLike)):
+        path = Path(model)
+        if not path.is_file() or not _mentions_old(path.read_bytes()):
+            return False
+        try:
+            model = onnx.load(path, load_external_data=False)
+        except Exception:  # of protobuf, or whatever reads the format: onnxruntime says what is wrong
+            return False
+    if isinstance(model, onnx.ModelProto):
+        return any(_is_foreign(n.domain, n.op_type) for g in (model.graph, *model.functions) for n in _nodes(g))
+    return hasattr(model, "graphs") and any(_is_foreign(n.domain, n.op_type) for g in model.graphs() for n in g)
+
+
+def _nodes(graph: Any) -> Iterator[onnx.NodeProto]:
+    """Those of a graph or a function, and of subgraphs."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                yield from _nodes(inner)
+
+
+def _mentions_old(content: bytes) -> bool:
+    return any(word.encode() in content for word in (MICROSOFT, *STRAYS))
+
+
+def _is_foreign(domain: str, op_type: str) -> bool:
+    if domain == MICROSOFT:
+        return operator_of(domain, op_type) is None
+    return is_standard(domain) and op_type in STRAYS
+
+
+def _expanded(model: Any) -> Any:
+    """The model, without the old operators; itself, if it has none."""
+    from onnxgrad.graph.files import load  # imported here because onnx_ir takes its time
+    from onnxgrad.passes.draft import Draft
+    from onnxgrad.passes.expand_training import WRITERS, adopt_strays, expand_training, show_updates
+    from onnxgrad.passes.finish import drop_dead, import_domains
+    from onnxgrad.passes.name_nodes import name_nodes
+    from onnxgrad.passes.prepare import convert_opset, drop_own_functions, inline_functions, read_small_tensors
+
+    draft = Draft(load(model, "session"), "session").run([adopt_strays])
+    functions = draft.model.functions.values()
+    nodes = [*draft.graph.all_nodes(), *(n for function in functions for n in function.all_nodes())]
+    if not any(n.domain == MICROSOFT and n.op_type in WRITERS for n in nodes):
+        return model
+    passes = (
+        drop_own_functions, inline_functions, read_small_tensors, convert_opset, name_nodes, show_updates,
+        expand_training, drop_dead, import_domains,
+    )  # fmt: skip
+    return draft.run(passes).model
