@@ -30,6 +30,10 @@ GRADIENTS = "Take a model and return the model with its gradient."
 RUNTIME = "These make our operators known to stock onnxruntime, onnx and models, and set the number of threads."
 CALLS = "Every operator is called in the same ways; [operators.md](operators.md) says what each of them computes."
 TORCH = "ONNX operators for PyTorch, differentiable by torch.autograd; `import onnxgrad.torch`."
+ORT_TRAINING = """The names of onnxruntime-training 1.19.2;
+[from-onnxruntime-training.md](from-onnxruntime-training.md) says how to change over."""
+BLOCKS = """`onnxgrad.ort_training.onnxblock` has these blocks. Within `onnxblock.base(model)` they are called with
+names of values, and return the names of their results."""
 
 # What is shown of a class, besides how it is made.
 METHODS = {
@@ -39,6 +43,9 @@ METHODS = {
     "Metric": ("measure",),
     "GradientCheck": ("worst",),
     "Op": ("__call__", "into", "definition"),
+    "Block": ("build",),
+    "ForwardBlock": ("to_model_proto",),
+    "TrainingBlock": ("requires_grad", "parameters", "to_model_proto"),
 }
 # Classes that are not names of the package itself: its functions return and raise them.
 RESULTS = {
@@ -49,7 +56,11 @@ RESULTS = {
     "Compared": "onnxgrad.autodiff.check",
 }
 MADE_BY_USERS = ("Trainer", "Batches")
-VARIABLES = {"GradientCheck": "report"}  # for those whose name in lower case would be none
+VARIABLES = {
+    "GradientCheck": "report",
+    "ForwardBlock": "block",
+    "TrainingBlock": "block",
+}  # for those whose name in lower case would be none
 CALLS_OF_OPERATORS = {
     "__call__": "operator(*inputs, **attributes, check=True, deterministic=True)",
     "into": "operator.into(out, *inputs, **attributes)",
@@ -73,7 +84,42 @@ def api_page() -> str:
     parts += ["## Operators", CALLS, *methods(Op, "operator"), operator_calls()]
     module = importlib.import_module("onnxgrad.torch")
     parts += ["## onnxgrad.torch", TORCH, *(entry(getattr(module, n), f"onnxgrad.torch.{n}") for n in module.__all__)]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join([*parts, *ort_training()]) + "\n"
+
+
+def ort_training() -> list[str]:
+    """The files of a training and the blocks that they are built of."""
+    home = "onnxgrad.ort_training"
+    artifacts, onnxblock = (importlib.import_module(f"{home}.{name}") for name in ("artifacts", "onnxblock"))
+    made = entry(artifacts.generate_artifacts, f"{home}.artifacts.generate_artifacts")
+    names = (
+        "Block",
+        "ForwardBlock",
+        "TrainingBlock",
+        "base",
+        "empty_base",
+        "save_checkpoint",
+        "load_checkpoint_to_model",
+    )
+    described = [entry(getattr(onnxblock, name), f"{home}.onnxblock.{name}") for name in names]
+    return [f"## {home}", ORT_TRAINING, made, f"### {home}.onnxblock", BLOCKS, blocks_table(onnxblock), *described]
+
+
+def blocks_table(onnxblock: ModuleType) -> str:
+    """One line for each block, loss and optimizer."""
+    lines = ["| block | |", "|---|---|"]
+    for module in (onnxblock.blocks, onnxblock.loss, onnxblock.optim):
+        for name in (n for n in module.__all__ if n != "Block"):
+            kind = getattr(module, name)
+            sentence = documented(kind).split("\n\n")[0].replace("\n", " ").replace("|", "\\|")
+            lines.append(f"| `{module.__name__.rpartition('.')[2]}.{name}{call_text(kind)}` | {sentence} |")
+    return "\n".join(lines)
+
+
+def call_text(kind: type) -> str:
+    """What it is made of, without types."""
+    given = [p for p in inspect.signature(kind).parameters.values() if p.name != "temp_file_name"]
+    return f"({', '.join(p.name if p.default is p.empty else f'{p.name}={p.default!r}' for p in given)})"
 
 
 def of_result(name: str) -> str:

@@ -49,20 +49,19 @@ def generate_artifacts(
     training_model.onnx has the model, the loss and the gradients, eval_model.onnx the model and the loss, checkpoint
     the parameters, optimizer_model.onnx the update. All are written, or none is.
 
-    Args:
-        model: The model, or its path; weights in files beside it are read.
-        requires_grad: Names of the initializers and inputs that get a gradient.
-        frozen_params: Names of initializers that are parameters, yet stay as they are. All others are constants of
-            the models.
-        loss: A loss, or a block that makes one of the model's outputs; None if the model's first output is the loss.
-        optimizer: An optimizer, or a block for it; None for no optimizer_model.onnx.
-        artifact_directory: The folder to write to; the working directory by default.
-        prefix: What the names of all files begin with.
-        ort_format: Not supported: stock onnxruntime does not load the ORT format for training.
-        custom_op_library: A library with operators of the model, for onnxruntime.
-        additional_output_names: Values that are outputs of the training and the eval model besides the loss.
-        nominal_checkpoint: Also write nominal_checkpoint, which has the names and types of parameters only.
-        loss_input_names: The values that are given to the loss; all outputs of the model by default.
+    - `model`: The model, or its path; weights in files beside it are read.
+    - `requires_grad`: Names of the initializers and inputs that get a gradient.
+    - `frozen_params`: Names of initializers that are parameters, yet stay as they are. All others are constants of
+      the models.
+    - `loss`: A loss, or a block that makes one of the model's outputs; None if the model's first output is the loss.
+    - `optimizer`: An optimizer, or a block for it; None for no optimizer_model.onnx.
+    - `artifact_directory`: The folder to write to; the working directory by default.
+    - `prefix`: What the names of all files begin with.
+    - `ort_format`: Not supported: stock onnxruntime does not load the ORT format for training.
+    - `custom_op_library`: A library with operators of the model, for onnxruntime.
+    - `additional_output_names`: Values that are outputs of the training and the eval model besides the loss.
+    - `nominal_checkpoint`: Also write nominal_checkpoint, which has the names and types of parameters only.
+    - `loss_input_names`: The values that are given to the loss; all outputs of the model by default.
     """
     if ort_format:
         raise NotImplementedError(

@@ -10,6 +10,30 @@ from onnx import numpy_helper
 from onnxgrad.domains import MICROSOFT, ML
 from onnxgrad.ort_training.onnxblock import _graph_utils, model_accessor
 
+__all__ = [
+    "Abs",
+    "Add",
+    "Block",
+    "Cast",
+    "Clip",
+    "Constant",
+    "Div",
+    "InputLike",
+    "LabelEncoder",
+    "Linear",
+    "Log",
+    "Mul",
+    "Neg",
+    "PassThrough",
+    "Pow",
+    "ReduceAllL2",
+    "ReduceMean",
+    "ReduceSum",
+    "SequenceConstruct",
+    "Sigmoid",
+    "Sub",
+]
+
 IMPORTED = {MICROSOFT: 1, ML: 3}  # versions, where the model does not import a domain
 
 
@@ -44,11 +68,17 @@ class Block(ABC):
         return self.build(*args, **kwargs)
 
     def _add_node(
-        self, op_type: str, inputs: list[str], output: str = "", domain: str | None = None, **attributes: Any
+        self,
+        op_type: str,
+        inputs: list[str],
+        output: str = "",
+        domain: str | None = None,
+        name: str = "",
+        **attributes: Any,
     ) -> str:
-        """Appends a node with one result; `output` is a part of its name. Attributes that are None are left out."""
+        """Appends a node with one result; `output` and `name` are parts of names. Attributes of None are left out."""
         result = _graph_utils.generate_graph_name(output or f"{op_type.lower()}_output")
-        name = _graph_utils.generate_graph_name(op_type)
+        name = _graph_utils.generate_graph_name(name or op_type)
         if domain is not None and all(opset.domain != domain for opset in self.base.opset_import):
             self.base.opset_import.append(onnx.helper.make_opsetid(domain, IMPORTED[domain]))
         self.base.graph.node.append(onnx.helper.make_node(op_type, inputs, [result], name, domain=domain, **attributes))
@@ -289,4 +319,4 @@ class Linear(Block):
         # np.random.seed decides, as it does in onnxruntime-training.
         drawn = {token: np.random.randn(*shape) for token, shape in self._shapes.items()}  # noqa: NPY002
         weights = [self._add_initializer(token, array.astype(np.float32)) for token, array in drawn.items()]
-        return self._add_node("Gemm", [linear_input_name, *weights], "linear.output", **self._attributes)
+        return self._add_node("Gemm", [linear_input_name, *weights], "linear.output", name="linear", **self._attributes)

@@ -77,7 +77,7 @@ class BCEWithLogitsLoss(_Loss):
 
     def _elements(self, prediction: str, target: str) -> str:
         dtype = _dtype(self.base, prediction)
-        one = self._add_initializer("bceloss.one", np.ones(1, dtype))
+        one = self._add_initializer("bceloss.sub_ones", np.ones(1, dtype))
         positives = self._mul(target, self._softplus(self._neg(prediction)))
         if self._pos_weight is not None:
             weight = self._add_initializer("bceloss.pos_weight", np.asarray(self._pos_weight, dtype))
