@@ -275,7 +275,7 @@ class LabelEncoder(Block):
         values_strings: list[str] | None = None,
     ) -> None:
         super().__init__()
-        self._attributes = {
+        self._attributes: dict[str, Any] = {
             "default_float": default_float,
             "default_int64": default_int64,
             "default_string": default_string,

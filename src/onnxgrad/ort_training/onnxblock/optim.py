@@ -51,7 +51,7 @@ class AdamWOptimizer(blocks.Block):
         weight_decay: float = 0.0,
     ) -> None:
         super().__init__()
-        self._attributes = {
+        self._attributes: dict[str, Any] = {
             "alpha": float(betas[0]),
             "beta": float(betas[1]),
             "epsilon": float(eps),
