@@ -11,8 +11,9 @@ from bench import machine
 from bench.measure import Timing
 
 FOLDER = Path(__file__).parent
-OPERATORS, TRAINING, SESSIONS, PAUSES, BUILDING, MODELS = (
-    FOLDER / f"{name}.csv" for name in ("results", "training", "sessions", "pauses", "building", "models")
+OPERATORS, TRAINING, SESSIONS, PAUSES, BUILDING, MODELS, ARTIFACTS = (
+    FOLDER / f"{name}.csv"
+    for name in ("results", "training", "sessions", "pauses", "building", "models", "ort_training")
 )
 BUSY = "other processes used"  # how the note of a row opens that was measured in company
 

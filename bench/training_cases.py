@@ -31,6 +31,19 @@ class GruClassifier(nn.Module):
         return self.head(states[-1])
 
 
+class LstmClassifier(nn.Module):
+    """Embedding, LSTM, last state, linear."""
+
+    def __init__(self, words: int, width: int, hidden: int) -> None:
+        super().__init__()
+        self.embedding, self.lstm = nn.Embedding(words, width), nn.LSTM(width, hidden)
+        self.head = nn.Linear(hidden, CLASSES)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        states, _ = self.lstm(self.embedding(tokens))
+        return self.head(states[-1])
+
+
 class EncoderLayer(nn.Module):
     """Attention and two linear layers, each behind a LayerNorm and with a way around it."""
 
@@ -75,6 +88,15 @@ def _cnn(channels: int) -> nn.Module:
     )  # fmt: skip
 
 
+def _normalized_cnn(channels: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, channels, 3, padding=1), nn.BatchNorm2d(channels), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(channels, 2 * channels, 3, padding=1), nn.BatchNorm2d(2 * channels), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(2 * channels, 4 * channels, 3, padding=1), nn.BatchNorm2d(4 * channels), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * channels, CLASSES),
+    )  # fmt: skip
+
+
 def _tokens(words: int, *shape: int) -> Array:
     return np.random.default_rng(0).integers(0, words, shape)
 
@@ -100,6 +122,7 @@ class TrainingCase:
     full: Size
     small: Size
     examples_axis: int = 0
+    has_norms: bool = False  # BatchNormalizations, which are exported in train mode: in the other one they vanish
 
     def module(self, size: Size) -> nn.Module:
         """The same weights each time."""
@@ -121,11 +144,12 @@ class TrainingCase:
     def exported(self, size: Size, opset: int) -> bytes:
         """The .onnx file."""
         file = io.BytesIO()
+        mode = torch.onnx.TrainingMode.TRAINING if self.has_norms else torch.onnx.TrainingMode.EVAL
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the exporter, about itself
             torch.onnx.export(
                 self.module(size), (torch.from_numpy(size.x()),), file, dynamo=False, opset_version=opset,
-                input_names=["x"], output_names=["logits"],
+                input_names=["x"], output_names=["logits"], training=mode, do_constant_folding=not self.has_norms,
             )  # fmt: skip
         return file.getvalue()
 
@@ -155,5 +179,23 @@ CASES = (
         "CNN: two 5×5 convolutions with 32 and 64 channels, 28×28, N64",
         Size(lambda: _cnn(32), lambda: _numbers(64, 1, 28, 28)),
         Size(lambda: _cnn(4), lambda: _numbers(32, 1, 28, 28)),
+    ),
+)
+
+ARTIFACT_CASES = (
+    *(case for case in CASES if case.name != "cnn"),
+    TrainingCase(
+        "cnn_bn",
+        "CNN with BatchNormalization: three 3×3 convolutions with 32 to 128 channels, 32×32, N32",
+        Size(lambda: _normalized_cnn(32), lambda: _numbers(32, 3, 32, 32)),
+        Size(lambda: _normalized_cnn(4), lambda: _numbers(4, 3, 32, 32)),
+        has_norms=True,
+    ),
+    TrainingCase(
+        "lstm",
+        "LSTM classifier: 10,000 words, embedding 128, hidden 256, S64 N32",
+        Size(lambda: LstmClassifier(10_000, 128, 256), lambda: _tokens(10_000, 64, 32)),
+        Size(lambda: LstmClassifier(50, 8, 8), lambda: _tokens(50, 3, 2)),
+        examples_axis=1,
     ),
 )

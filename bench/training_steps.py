@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.peers import ORT_TRAINING, OURS, TORCH
+from bench.peers import MODULE, ORT_TRAINING, OURS, TORCH
 
 LEARNING_RATE, EPS, DECAY = 1e-4, 1e-8, 0.01
 Step = Callable[[], float]  # the loss before the update
@@ -25,6 +25,8 @@ def step_of(side: str, folder: Path, case: str, size: str, threads: int) -> Step
 
         chosen = next(c for c in CASES if c.name == case)
         return torch_step(chosen.module(getattr(chosen, size)), batch, threads)
+    if side == MODULE:  # with the files that onnxruntime-training has written before
+        return module_step((folder / f"{case}-{size}-{ORT_TRAINING}.onnx").with_suffix(".artifacts"), batch, threads)
     make = {OURS: onnxgrad_step, ORT_TRAINING: ort_training_step}[side]
     return make(folder / f"{case}-{size}-{side}.onnx", batch, threads)
 
@@ -37,6 +39,15 @@ def onnxgrad_step(model: Path, batch: dict[str, Any], threads: int) -> Step:
     loss = onnxgrad.losses.CrossEntropy("logits")
     trainer = onnxgrad.Trainer(model, loss, onnxgrad.optim.AdamW(lr=LEARNING_RATE, eps=EPS, weight_decay=DECAY))
     return lambda: trainer.step(batch)
+
+
+def module_step(artifacts: Path, batch: dict[str, Any], threads: int) -> Step:
+    """Ours, with the artifacts of onnxruntime-training."""
+    import onnxgrad
+    from onnxgrad.ort_training import api
+
+    onnxgrad.set_num_threads(threads)
+    return _step_with(api, artifacts, None, batch)
 
 
 def torch_step(module: Any, batch: dict[str, Any], threads: int) -> Step:
@@ -65,18 +76,26 @@ def ort_training_step(model: Path, batch: dict[str, Any], threads: int) -> Step:
     artifacts, api, onnxblock = _ort_training()
     proto, folder = onnx.load(model), model.with_suffix(".artifacts")
     folder.mkdir(exist_ok=True)
-    trained = [i.name for i in proto.graph.initializer if i.data_type == onnx.TensorProto.FLOAT and len(i.dims)]
+    weights = [i.name for i in proto.graph.initializer if i.data_type == onnx.TensorProto.FLOAT and len(i.dims)]
+    frozen = [name for name in weights if "running_" in name]  # statistics of BatchNormalization
+    trained = [name for name in weights if name not in frozen]
     with _quiet():
         artifacts.generate_artifacts(
-            proto, requires_grad=trained, loss=artifacts.LossType.CrossEntropyLoss,
+            proto, requires_grad=trained, frozen_params=frozen, loss=artifacts.LossType.CrossEntropyLoss,
             optimizer=onnxblock.optim.AdamW(eps=EPS, weight_decay=DECAY), artifact_directory=folder,
         )  # fmt: skip
         # The optimizer's model is written in the newest format that onnx has, which 1.19.2 does not read.
         update = onnx.load(folder / "optimizer_model.onnx")
         update.ir_version = proto.ir_version
         onnx.save(update, folder / "optimizer_model.onnx")
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    return _step_with(api, folder, options, batch)
+
+
+def _step_with(api: Any, folder: Path, options: Any, batch: dict[str, Any]) -> Step:
+    """A step of artifacts, by the module api of either side."""
+    with _quiet():
         state = api.CheckpointState.load_checkpoint(folder / "checkpoint")
         module = api.Module(folder / "training_model.onnx", state, device="cpu", session_options=options)
         optimizer = api.Optimizer(folder / "optimizer_model.onnx", module)

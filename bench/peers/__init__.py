@@ -14,6 +14,7 @@ Inputs = Mapping[str, Array | None]
 Call = Callable[[], Any]
 
 OURS, ORT_TRAINING, TORCH, NUMPY = "onnxgrad", "onnxruntime-training", "PyTorch", "NumPy"
+MODULE = "onnxgrad.ort_training"  # with the artifacts of onnxruntime-training
 
 
 class OutputType(NamedTuple):
