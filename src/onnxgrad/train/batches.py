@@ -52,6 +52,10 @@ class BatchChecker:
         named: dict[str, tuple[int, str]] = {}
         return {name: self._checked(name, batch[name], named) for name in self._expected}
 
+    def one(self, name: str, given: Any) -> Any:
+        """One array of a batch."""
+        return self._checked(name, given, {})
+
     def _checked(self, name: str, given: Any, named: dict[str, tuple[int, str]]) -> Any:
         if given.__class__ is np.ndarray and (given.dtype, given.shape) == self._fixed.get(name) and given.flags.carray:
             return given

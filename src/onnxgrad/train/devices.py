@@ -111,17 +111,17 @@ class Cuda:
     chunk = 1 << 12  # as cuda/core/optimizers.py has it
     has_amx = False
 
-    def __init__(self, local_rank: int | None = None) -> None:
+    def __init__(self, local_rank: int | None = None, caller: str = "Trainer") -> None:
         try:
             import torch
         except ImportError as error:
-            raise ImportError(f"Trainer: device 'cuda' needs torch: pip install onnxgrad[cuda] ({error})") from None
+            raise ImportError(f"{caller}: device 'cuda' needs torch: pip install onnxgrad[cuda] ({error})") from None
         if not torch.cuda.is_available():
-            raise RuntimeError("Trainer: device is 'cuda', but torch finds no GPU: use the device 'cpu'")
-        onnxruntime = require_onnxruntime("Trainer")
+            raise RuntimeError(f"{caller}: device is 'cuda', but torch finds no GPU: use the device 'cpu'")
+        onnxruntime = require_onnxruntime(caller)
         if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
             raise RuntimeError(
-                "Trainer: device is 'cuda', but this onnxruntime has no CUDA provider: install onnxruntime-gpu in "
+                f"{caller}: device is 'cuda', but this onnxruntime has no CUDA provider: install onnxruntime-gpu in "
                 "place of onnxruntime"
             )
         if local_rank is not None:
@@ -178,10 +178,10 @@ class Cuda:
         outside.wait_stream(self._stream)
 
 
-def device_of(name: str, local_rank: int | None = None) -> Device:
+def device_of(name: str, local_rank: int | None = None, caller: str = "Trainer") -> Device:
     """The device of that name; of several GPUs the one for the process of that number on its machine."""
     if name == "cpu":
         return Cpu()
     if name == "cuda":
-        return Cuda(local_rank)
-    raise ValueError(f"Trainer: device is {name!r}, expected 'cpu' or 'cuda'")
+        return Cuda(local_rank, caller)
+    raise ValueError(f"{caller}: device is {name!r}, expected 'cpu' or 'cuda'")

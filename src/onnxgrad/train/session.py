@@ -30,28 +30,24 @@ class Session:
         device: Device,
         validate: Callable[[Mapping[str, Any]], None] | None = None,
         quiet: bool = False,
+        options: Any = None,
+        caller: str = "Trainer",
     ) -> None:
         """`validate` is called with every batch before it runs, and raises if the batch is wrong.
 
-        With `quiet` onnxruntime does not log the errors that it raises.
+        With `quiet` onnxruntime does not log the errors that it raises. `options`, onnxruntime.SessionOptions of
+        somebody else, are used as they are, with our operators added.
         """
-        onnxruntime = require_onnxruntime("Trainer")
-        options = register()
-        options.intra_op_num_threads = get_num_threads()
-        if quiet:
-            options.log_severity_level = 4
-        # With a memory pattern the second run allocates all its memory at once, while that of the first stays in the
-        # arena: an encoder of 4 layers held 582 MB instead of 350, and was no faster.
-        options.enable_mem_pattern = False
-        # For every tensor onnxruntime searches the buffers of all tensors that are no longer needed for one of the same
-        # shape. Where each layer has dimensions of its own, that grows with the square of the graph: 4.5 s instead of
-        # 0.7 for 10,000 nodes, on an AMD EPYC. Without it tensors take their memory from the arena one by one.
-        options.enable_mem_reuse = len(model.graph) <= LARGE_GRAPH
-        # Otherwise its threads spin for a while after a run, on the cores that the optimizer's update needs next.
-        options.add_session_config_entry("session.force_spinning_stop", "1")
-        proto, weights = _apart(model)
-        values = {name: _ort_value(array) for name, array in weights.items()}
-        options.add_external_initializers(list(values), list(values.values()))
+        onnxruntime = require_onnxruntime(caller)
+        values: dict[str, Any] = {}
+        if options is None:
+            options = _own_options(len(model.graph), quiet)
+            proto, weights = _apart(model)
+            values = {name: _ort_value(array) for name, array in weights.items()}
+            options.add_external_initializers(list(values), list(values.values()))
+        else:  # they make more sessions, of models that have other weights of the same names
+            options = register(options)
+            proto, weights = _apart(model, large=None)
         providers = list(device.providers)
         serialized = proto.SerializeToString()
         try:
@@ -59,27 +55,37 @@ class Session:
         except Exception as error:  # onnxruntime's errors have no type in common
             if not type(error).__module__.startswith("onnxruntime"):
                 raise
-            raise RuntimeError(f"Trainer: onnxruntime refuses the graph to be run: {one_line(error)}") from error
+            raise RuntimeError(f"{caller}: onnxruntime refuses the graph to be run: {one_line(error)}") from error
         if device.name == "cuda" and "CUDAExecutionProvider" not in self._session.get_providers():
             raise RuntimeError(
-                "Trainer: onnxruntime could not start its CUDA provider: its warnings say which library is missing"
+                f"{caller}: onnxruntime could not start its CUDA provider: its warnings say which library is missing"
             )
-        self._kept = [inputs, outputs, weights, values]  # onnxruntime has their addresses
+        self._read, self._kept = inputs, [weights, values]  # onnxruntime has their addresses
         self._device, self._validate = device, validate
         self._binding = self._session.io_binding()
         # onnxruntime copies an array from the host to a GPU when it is bound, not when it runs: so bind it again.
         self._moved = {n: a for n, a in inputs.items() if device.name != "cpu" and isinstance(a, np.ndarray)}
         for name, array in inputs.items():
             self._bind_input(name, array)
-        for name, array in outputs.items():
-            self._binding.bind_output(name, *_location(array, device), *_described(array, device))
         self._bound = list(outputs)
+        self.bind_outputs(outputs)
         self._free = [o.name for o in self._session.get_outputs() if o.name not in outputs]
-        free_inputs = [i for i in self._session.get_inputs() if i.name not in inputs]
-        self._check = BatchChecker(free_inputs, on_gpu=device.name == "cuda")
+        self._check = self._checker([i for i in self._session.get_inputs() if i.name not in inputs])
+
+    def _checker(self, free_inputs: Sequence[Any]) -> BatchChecker:
+        return BatchChecker(free_inputs, on_gpu=self._device.name == "cuda")
+
+    def bind_outputs(self, outputs: Mapping[str, Any]) -> None:
+        """Has the next runs write into these arrays, for all outputs that were bound at first."""
+        for name in self._bound:
+            array = outputs[name]
+            self._binding.bind_output(name, *_location(array, self._device), *_described(array, self._device))
+        self._written = outputs  # onnxruntime has their addresses
 
     def _bind_input(self, name: str, array: Any) -> None:
-        if self._device.name == "cpu" and array.dtype.isbuiltin == 1:  # faster, for types that NumPy has
+        if hasattr(array, "_ortvalue"):
+            self._binding.bind_ortvalue_input(name, array)
+        elif self._device.name == "cpu" and array.dtype.isbuiltin == 1:  # faster, for types that NumPy has
             self._binding.bind_cpu_input(name, array)
         else:
             self._binding.bind_input(name, *_location(array, self._device), *_described(array, self._device))
@@ -102,6 +108,10 @@ class Session:
 
     def run_checked(self, arrays: Mapping[str, Any]) -> dict[str, Array]:
         """Runs arrays that `checked` returned."""
+        return {name: value.numpy() for name, value in self.run_values(arrays).items()}
+
+    def run_values(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        """The same for arrays and OrtValues, with the results as OrtValues."""
         for name, array in {**self._moved, **arrays}.items():
             self._bind_input(name, array)
         for name in self._free:
@@ -111,7 +121,25 @@ class Session:
             return {}
         values = self._binding.get_outputs()
         names = [*self._bound, *self._free]  # in the order they were bound
-        return {name: value.numpy() for name, value in zip(names, values, strict=True) if name in self._free}
+        return {name: value for name, value in zip(names, values, strict=True) if name in self._free}
+
+
+def _own_options(nodes: int, quiet: bool) -> Any:
+    """Those for a graph of so many nodes."""
+    options = register()
+    options.intra_op_num_threads = get_num_threads()
+    if quiet:
+        options.log_severity_level = 4
+    # With a memory pattern the second run allocates all its memory at once, while that of the first stays in the
+    # arena: an encoder of 4 layers held 582 MB instead of 350, and was no faster.
+    options.enable_mem_pattern = False
+    # For every tensor onnxruntime searches the buffers of all tensors that are no longer needed for one of the same
+    # shape. Where each layer has dimensions of its own, that grows with the square of the graph: 4.5 s instead of
+    # 0.7 for 10,000 nodes, on an AMD EPYC. Without it tensors take their memory from the arena one by one.
+    options.enable_mem_reuse = nodes <= LARGE_GRAPH
+    # Otherwise its threads spin for a while after a run, on the cores that the optimizer's update needs next.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    return options
 
 
 def _location(array: Any, device: Device) -> tuple[str, int]:
@@ -128,8 +156,10 @@ def _described(array: Any, device: Device) -> tuple[Any, tuple[int, ...], int]:
     return kind, tuple(array.shape), device.address(array)
 
 
-def _apart(model: ir.Model) -> tuple[Any, dict[str, Array]]:
+def _apart(model: ir.Model, large: int | None = LARGE) -> tuple[Any, dict[str, Array]]:
     """The model without its large weights, and the weights; those in files stay there, memory-mapped.
+
+    Without a size of large weights none are left out.
 
     Small ones in files are read: a session made from bytes would look for the files in the working directory.
     """
@@ -138,7 +168,7 @@ def _apart(model: ir.Model) -> tuple[Any, dict[str, Array]]:
     for graph in model.graphs():
         for name, value in graph.initializers.items():
             tensor = value.const_value
-            if tensor is not None and tensor.nbytes >= LARGE and graph is model.graph:
+            if tensor is not None and large is not None and tensor.nbytes >= large and graph is model.graph:
                 weights[name] = np.asarray(tensor.numpy())
                 kept.append((value, tensor))
                 shape = ir.Shape(tensor.shape.numpy())
