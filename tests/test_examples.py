@@ -179,3 +179,20 @@ def test_saliency_finds_the_pixels_that_differ():
     marks = [line[13:].split() for line in printed[2:]]
     left = [row[0] for row in marks]  # an 8 has both strokes on the left, a 3 has none
     assert left[2] == left[4] == "++" and all(len(row) == 5 for row in marks)
+
+
+def test_digits_with_artifacts(folder):
+    printed = run("ort_training/digits", "--epochs", 3, "--out", folder)
+    assert numbers(r"([\d.]+)% of held-out pictures right in plain onnxruntime", printed)[0] > 92
+    assert "the rate now" in printed and (folder / "training_model.onnx").exists()
+
+
+def test_transfer_learning_with_artifacts(folder):
+    printed = run("ort_training/transfer_learning", "--epochs", 2, "--out", folder)
+    assert numbers(r"([\d.]+)% right in plain onnxruntime", printed)[0] > 80
+    assert "7,690 of " in printed and "changed: bias, mean, var, weight" in printed
+
+
+def test_federated_averaging(folder):
+    printed = run("ort_training/federated_averaging", "--rounds", 3, "--out", folder)
+    assert numbers(r"([\d.]+)% of held-out pictures right", printed)[0] > 60
