@@ -59,6 +59,7 @@ def test_shapes_and_types(shape, dtype, measured):
     check(OP, *arrays(shape, dtype, statistic=None if measured else dtype))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "parameter", "statistic"),
     [
@@ -143,6 +144,7 @@ def test_a_channel_with_nan_is_nan_and_others_are_not(shape):
     assert np.flatnonzero(np.isnan(scale_grad)).tolist() == [2] and not np.isnan(bias_grad).any()
 
 
+@pytest.mark.slow
 def test_a_constant_channel():
     """Its variance is 0 and never less."""
     dY, X, scale = arrays((4, 3, 20))

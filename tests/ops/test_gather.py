@@ -91,6 +91,7 @@ def test_minus_one_and_the_last_row_are_one(inner, dtype, index):
     assert dX[4, 0] == 6 and dX[0, 0] == 2 and dX[1:4].astype(float).sum() == 0
 
 
+@pytest.mark.slow
 def test_skewed_indices():
     rng = np.random.default_rng(0)
     indices = np.minimum(rng.zipf(1.3, 6000) - 1, 499)

@@ -78,6 +78,7 @@ def test_one_index_many_times(axis, dtype):
     check(gather_elements_grad, dY, shape, indices, axis=axis)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("index", INDICES, ids=str)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_minus_one_and_the_last_element_are_one(dtype, index):

@@ -96,6 +96,7 @@ def test_an_ignored_label_that_is_computed():
             onnxgrad.gradient(model, [source])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"])
 def test_half_numbers(name):
     scores, labels, weights = given((3, 4, 2))
