@@ -163,6 +163,32 @@ def test_blocks_of_your_own(tmp_path):
     assert [n.op_type for n in loaded(tmp_path, "optimizer_model").node] == ["InplaceClipGradNorm", "AdamWOptimizer"]
 
 
+class Forward(onnxblock.ForwardBlock):
+    """A loss that makes a model of its own on the way."""
+
+    def build(self, output):
+        return onnxblock.loss.MSELoss()(onnxblock.blocks.Neg()(output))
+
+
+def test_a_forward_block_is_a_loss(tmp_path):
+    generate_artifacts(mlp(), NAMES, loss=Forward(), artifact_directory=tmp_path, additional_output_names=["logits"])
+    assert names(loaded(tmp_path, "eval_model").output)[1:] == ["logits"]
+
+
+def test_operators_of_a_library(tmp_path):
+    """Nobody here knows their shapes; gradients do not reach them."""
+    model = mlp()
+    model.opset_import.append(helper.make_opsetid("custom", 1))
+    model.graph.node.insert(0, helper.make_node("Twist", ["x"], ["twisted"], domain="custom"))
+    model.graph.node[1].input[0] = "twisted"
+    model.graph.value_info.append(helper.make_tensor_value_info("twisted", onnx.TensorProto.FLOAT, ["N", 6]))
+    library = tmp_path / "operators.so"
+    library.touch()
+    generate_artifacts(model, **HOW, artifact_directory=tmp_path, custom_op_library=library)
+    graph = onnx.load(tmp_path / "training_model.onnx").graph
+    assert graph.node[0].op_type == "Twist" and names(graph.output)[1] == f"{NAMES[0]}_grad.accumulation.out"
+
+
 @pytest.mark.parametrize("one_file", [True, False])
 def test_models_with_weights_in_files(tmp_path, one_file, monkeypatch):
     source, folder = tmp_path / "source", tmp_path / "artifacts"

@@ -87,7 +87,7 @@ def generate_artifacts(
     training_model, eval_model = objective.to_model_proto()
     models = {"training_model": training_model, "eval_model": eval_model}
     if update is not None:
-        opset = next((o.version for o in training_model.opset_import if is_standard(o.domain)), None)
+        opset = next((o.version for o in eval_model.opset_import if is_standard(o.domain)), None)
         with onnxblock.empty_base(opset) as base:
             update(objective.parameters())
             models["optimizer_model"] = base.model
