@@ -115,7 +115,7 @@ class _Objective(onnxblock.TrainingBlock):
 
     def build(self, *outputs: str) -> tuple[str, ...]:
         loss = self._loss(*(self._inputs or outputs))
-        return (*([loss] if isinstance(loss, str) else loss), *self._more)
+        return tuple(dict.fromkeys((*([loss] if isinstance(loss, str) else loss), *self._more)))
 
 
 def _loss_block(loss: Any) -> onnxblock.Block:
