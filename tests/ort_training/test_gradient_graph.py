@@ -51,6 +51,15 @@ def models() -> Any:
     return build_gradient_graph(_model(CNN, SHAPES), TRAINED, FROZEN, ["loss", "y"])
 
 
+@pytest.mark.parametrize("trained", [TRAINED, {"head"}], ids=["trained", "frozen"])
+def test_every_batch_normalization_measures_the_batch(trained: set[str]) -> None:
+    text = CNN.replace("b, mean, var = BatchNormalization <training_mode = 1>", "b = BatchNormalization")
+    training, _ = build_gradient_graph(_model(text, SHAPES), trained, SHAPES.keys() - trained, ["loss"])
+    (norm,) = (node for node in training.graph.node if node.op_type.startswith("BatchNorm") and len(node.output) == 5)
+    assert norm.op_type == "BatchNormInternal" and norm.domain == "com.microsoft"
+    assert {a.name: a.i for a in norm.attribute}["training_mode"] == 1 and all(norm.output)
+
+
 def test_names_and_their_order(models: Any) -> None:
     training, evaluation = models
     parameters = [name for name in SHAPES if name in TRAINED | FROZEN]

@@ -42,7 +42,7 @@ def build_gradient_graph(
     _parameters_to_inputs(forward, {*requires_grad, *frozen})
     trained = [value.name for value in forward.graph.input if value.name in requires_grad]
     draft = Draft(load(forward, CALLER), CALLER)
-    draft.run([p for p in PREPARE if p is not find_parameters])
+    draft.run([*(p for p in PREPARE if p is not find_parameters), measure_batches])
     if trained:
         _add_gradient(draft, trained, outputs)
     else:
@@ -100,12 +100,21 @@ def _named(graph: ir.Graph, domain: str, op_type: str) -> list[ir.Node]:
     return [node for node in graph.all_nodes() if node.op_type == op_type and node.domain == domain]
 
 
+def measure_batches(draft: Draft) -> None:
+    """As in 1.19.2, every BatchNormalization measures the batch, in whichever mode and with whatever frozen it came."""
+    for node in _named(draft.graph, "", "BatchNormalization"):
+        node.attributes["training_mode"] = ir.AttrInt64("training_mode", 1)
+        node.resize_outputs(3)
+        for value, running in zip(node.outputs[1:], node.inputs[3:], strict=True):
+            assert running is not None
+            value.name = value.name or f"{node.outputs[0].name}_{running.name}"
+            value.type, value.shape = running.type, running.shape
+
+
 def save_batch_statistics(draft: Draft) -> None:
-    """BatchNormalization in training becomes BatchNormInternal, whose statistics BatchNormalizationGrad reads."""
+    """BatchNormalization becomes BatchNormInternal, whose statistics BatchNormalizationGrad reads."""
     saved = {}
     for node in _named(draft.graph, "", "BatchNormalization"):
-        if not node.attributes.get_int("training_mode", 0):
-            continue
         attributes = [node.attributes[a] for a in ("epsilon", "momentum", "training_mode") if a in node.attributes]
         new = ir.Node(MICROSOFT, "BatchNormInternal", node.inputs, attributes, num_outputs=5, name=node.name)
         _insert(new, node)
