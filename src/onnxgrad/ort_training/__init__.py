@@ -8,6 +8,7 @@ import importlib
 import pkgutil
 import sys
 
+OF_TRAINERS = ("load_checkpoint", "open_artifacts", "save_checkpoint")
 PARTS = ("api", "artifacts", "onnxblock")  # imported when first asked for
 ORIGINAL = "onnxruntime.training"
 NOT_THERE = {
@@ -33,6 +34,8 @@ def install() -> None:
 
 
 def __getattr__(name: str) -> object:
+    if name in OF_TRAINERS:
+        return getattr(importlib.import_module(f"{__name__}.trainers"), name)
     if name in PARTS:
         return importlib.import_module(f"{__name__}.{name}")
     if name in NOT_THERE:

@@ -31,13 +31,17 @@ KINDS = {"AdamW": "AdamWOptimizer", "Adam": "AdamWOptimizer", "SGD": "SGDOptimiz
 
 
 def open_artifacts(
-    folder: str | os.PathLike[str], prefix: str = "", optimizer: Optimizer | None = None, **settings: Any
+    folder: str | os.PathLike[str],
+    prefix: str = "",
+    optimizer: Optimizer | None = None,
+    lr: float = 1e-3,
+    **settings: Any,
 ) -> Trainer:
     """A Trainer of the model that artifacts are of, with the state of their checkpoint.
 
     Loss, optimizer and parameters to train are those of the artifacts, so training gives the numbers that a Module
-    gives; the rate is 0.001, as that of a new Optimizer. `optimizer` takes the place of that of the artifacts, without
-    its momenta, and `settings` are further ones of Trainer. `prefix` is what the names of the files begin with.
+    gives; `lr` is the rate, by default that of a new Optimizer. `optimizer` takes the place of that of the artifacts,
+    without its momenta, and `settings` are further ones of Trainer. `prefix` is what the names of the files begin with.
     """
     where = Path(folder)
     checkpoint = where / f"{prefix}checkpoint"
@@ -59,18 +63,18 @@ def open_artifacts(
         return Trainer(model, loss, optimizer, trained, **settings)
     recipe = read_recipe(where / f"{prefix}optimizer_model.onnx")
     settings.setdefault("clip_norm", recipe.max_norm)
-    trainer = Trainer(model, loss, _optimizer(recipe), trained, **settings)
+    trainer = Trainer(model, loss, _optimizer(recipe, lr), trained, **settings)
     load_checkpoint(trainer, checkpoint)
     return trainer
 
 
-def _optimizer(recipe: Recipe) -> Optimizer:
+def _optimizer(recipe: Recipe, lr: float) -> Optimizer:
     if recipe.kind == "SGDOptimizerV2":
-        return SGD(lr=1e-3)
+        return SGD(lr)
     if not recipe.corrects_bias:
         raise ValueError("open_artifacts: their AdamW corrects no bias, which Trainer's does: pass another optimizer")
     form = "torch" if recipe.decays_first else "huggingface"
-    return AdamW(1e-3, recipe.weight_decay, betas=recipe.betas, eps=recipe.eps, form=form)
+    return AdamW(lr, recipe.weight_decay, betas=recipe.betas, eps=recipe.eps, form=form)
 
 
 def load_checkpoint(trainer: Trainer, checkpoint: str | os.PathLike[str]) -> None:
