@@ -85,6 +85,7 @@ golden: .venv-peer/ready .venv/ready
 	.venv-peer/bin/python tests/data/make_golden_activation.py
 	.venv-peer/bin/python tests/data/make_golden_conv.py
 	.venv-peer/bin/python tests/data/make_old_operators.py
+	.venv-peer/bin/python tests/data/make_old_graphs.py
 	.venv-peer/bin/python tests/data/make_ort_training_operators.py $(PY)
 	.venv-peer/bin/python tests/data/make_artifacts.py
 

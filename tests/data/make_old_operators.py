@@ -325,6 +325,15 @@ class Store:
         parts.append(array.ravel())
         return [array.dtype.name, list(array.shape), sum(part.size for part in parts[:-1])]
 
+    def write(self, file: Path, index: list[dict[str, Any]], cannot: dict[str, str]) -> None:
+        assert len({entry["name"] for entry in index}) == len(index), "two cases of one name"
+        np.savez_compressed(file, **{name: np.concatenate(parts) for name, parts in self.parts.items()})
+        lines = ",\n".join(json.dumps(entry) for entry in index)
+        peer = f"onnxruntime-training {onnxruntime.__version__}"
+        file.with_suffix(".json").write_text(
+            f'{{"peer": "{peer}", "cases": [\n{lines}\n], "peer_cannot": {json.dumps(cannot, indent=1)}}}\n'
+        )
+
 
 def main() -> None:
     assert onnxruntime.__version__ == "1.19.2", onnxruntime.__version__
@@ -342,13 +351,7 @@ def main() -> None:
             "inputs": {n: store.put(a) for n, a in given.items()},
             "outputs": {n: store.put(a) for n, a in outputs},
         })  # fmt: skip
-    assert len({entry["name"] for entry in index}) == len(index), "two cases of one name"
-    np.savez_compressed(FILE, **{name: np.concatenate(parts) for name, parts in store.parts.items()})
-    lines = ",\n".join(json.dumps(entry) for entry in index)
-    peer = f"onnxruntime-training {onnxruntime.__version__}"
-    FILE.with_suffix(".json").write_text(
-        f'{{"peer": "{peer}", "cases": [\n{lines}\n], "peer_cannot": {json.dumps(cannot, indent=1)}}}\n'
-    )
+    store.write(FILE, index, cannot)
     print(len(index), "cases; could not run:")
     for name, reason in cannot.items():
         print(f"{name:60} {reason[:120]}")

@@ -1,7 +1,7 @@
 """Operators of onnxruntime-training that are written with others: what 1.19.2 computes, in stock onnxruntime.
 
-Where 1.19.2 has a CPU kernel, its results are in data/old_operators.npz (data/make_old_operators.py). Operators that it
-has for CUDA alone are compared with definitions in NumPy, which stand here.
+Where 1.19.2 has a CPU kernel, its results are in data/old_operators.npz and data/old_graphs.npz (data/make_old_*.py).
+Operators that it has for CUDA alone are compared with definitions in NumPy, which stand here.
 """
 
 import functools
@@ -40,30 +40,40 @@ def close(ours, theirs):
     np.testing.assert_allclose(ours.astype(np.float64), theirs.astype(np.float64), rtol=most, atol=most * size)
 
 
-INDEX = {entry["name"]: entry for entry in json.loads((DATA / "old_operators.json").read_text())["cases"]}
+def index(file):
+    return {entry["name"]: entry for entry in json.loads((DATA / f"{file}.json").read_text())["cases"]}
+
+
+OPERATORS_ALONE, GRAPHS = index("old_operators"), index("old_graphs")
+CASES = [
+    pytest.param(file, case, id=f"{file}: {name}")
+    for file, cases in (("old_operators", OPERATORS_ALONE), ("old_graphs", GRAPHS))
+    for name, case in cases.items()
+]
 
 
 @functools.cache
-def numbers():
-    with np.load(DATA / "old_operators.npz") as packed:
+def numbers(file):
+    with np.load(DATA / f"{file}.npz") as packed:
         return dict(packed)
 
 
-def array(stored):
+def array(file, stored):
     """What is stored, or a list of it for a sequence."""
     if isinstance(stored[0], list):
-        return [array(each) for each in stored]
+        return [array(file, each) for each in stored]
     dtype, shape, offset = stored
-    return numbers()[dtype][offset : offset + math.prod(shape)].reshape(shape)
+    return numbers(file)[dtype][offset : offset + math.prod(shape)].reshape(shape)
 
 
-@pytest.mark.parametrize("case", INDEX.values(), ids=INDEX)
-def test_agrees_with_the_peer(case):
-    model = onnx.load_from_string(array(case["model"]).tobytes())
-    feeds = {name: array(stored) for name, stored in case["inputs"].items()}
+@pytest.mark.parametrize(("file", "case"), CASES)
+def test_agrees_with_the_peer(file, case):
+    """Operators alone, and the graphs that the builder of 1.19.2 writes for one operator after the other."""
+    model = onnx.load_from_string(array(file, case["model"]).tobytes())
+    feeds = {name: array(file, stored) for name, stored in case["inputs"].items()}
     results = onnxgrad.session(model).run(list(case["outputs"]), feeds)
     for ours, stored in zip(results, case["outputs"].values(), strict=True):
-        theirs = array(stored)
+        theirs = array(file, stored)
         pairs = [(ours, theirs)] if isinstance(theirs, np.ndarray) else zip(ours, theirs, strict=True)
         for a, b in pairs:
             close(np.asarray(a), b)
@@ -554,6 +564,20 @@ def test_gradients_pass_through_old_operators():
     np.testing.assert_allclose(gradient, 2 * 9 * x, rtol=1e-6)
 
 
+def test_gradients_pass_straight_through_fake_quantization():
+    proto = parser.parse_model("""<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>
+    g (float[4] x, float s, float z) => (float y) {
+        rounded, mask = com.microsoft.FakeQuant(x, s, z)
+        y = ReduceSumSquare <keepdims = 0> (rounded)
+    }""")
+    feeds = {"x": np.array([0.12, -0.3, 99, -99], np.float32), "s": np.array(0.1, np.float32), "z": np.float32(100)}
+    feeds["z"] = np.asarray(feeds["z"])
+    gradient = onnxgrad.gradient(proto, wrt="x")
+    assert "FakeQuant" not in {node.op_type for node in gradient.graph.node}
+    found = onnxruntime.InferenceSession(gradient.SerializeToString()).run(["x_grad"], feeds)[0]
+    np.testing.assert_allclose(found, [0.2, -0.6, 0, 0], atol=1e-6)
+
+
 def test_files_are_looked_through(tmp_path):
     x = normal(2, 3)
     onnx.save(node_model("ZeroGradient", {"x": x, "s": x}, {"y": FLOAT}), tmp_path / "m.onnx")
@@ -669,5 +693,5 @@ def test_every_operator_of_the_peer_is_there_or_has_a_reason():
     names = set((DATA / "ort_training_operators.txt").read_text().split())
     assert names == set(names) & (set(OPERATORS) | set(WRITERS) | set(NOT_THERE))
     assert not set(NOT_THERE) & set(WRITERS)
-    tested = {name.partition(":")[0] for name in INDEX} | set(Path(__file__).read_text().split('"'))
+    tested = {name.partition(":")[0] for name in OPERATORS_ALONE} | set(Path(__file__).read_text().split('"'))
     assert set(WRITERS) <= tested

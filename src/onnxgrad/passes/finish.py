@@ -6,6 +6,7 @@ from onnxgrad.domains import MICROSOFT
 from onnxgrad.functions.add_functions import add_functions
 from onnxgrad.op import operator_of
 from onnxgrad.passes.draft import Draft, Pass
+from onnxgrad.passes.expand_training import expand_training
 from onnxgrad.passes.weights_aside import weights_aside
 
 
@@ -54,5 +55,6 @@ def add_own_functions(draft: Draft) -> None:
         weights.put_back(draft.graph)
 
 
-FOR_SESSIONS: list[Pass] = [drop_dead, restore_dimensions, import_domains]  # where our kernels are registered
+# Where our kernels are registered.
+FOR_SESSIONS: list[Pass] = [expand_training, drop_dead, restore_dimensions, import_domains]
 FINISH: list[Pass] = [*FOR_SESSIONS, add_own_functions]

@@ -13,7 +13,7 @@ from onnxgrad.graph.validity import one_line
 from onnxgrad.passes.draft import Draft, Pass
 from onnxgrad.passes.expand import expand
 from onnxgrad.passes.expand_ml import drop_zip_maps, expand_ml
-from onnxgrad.passes.expand_training import adopt_strays, expand_training
+from onnxgrad.passes.expand_training import adopt_strays, expand_before_gradient
 from onnxgrad.passes.find_parameters import find_parameters
 from onnxgrad.passes.fold_shapes import fold_shapes
 from onnxgrad.passes.infer import infer
@@ -171,7 +171,7 @@ PREPARE: list[Pass] = [
     name_nodes,
     name_dimensions,
     expand_ml,
-    expand_training,
+    expand_before_gradient,
     find_parameters,
     infer,
     expand,

@@ -7,7 +7,7 @@ have a function for each operator, whose signature is the operator's schema: wha
 
 import importlib
 import pkgutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import onnx_ir as ir
 from onnx import defs
@@ -15,11 +15,13 @@ from onnx import defs
 from onnxgrad.domains import MICROSOFT, STRAYS, is_standard
 from onnxgrad.graph.builder import Builder
 from onnxgrad.graph.replace import take_place
+from onnxgrad.op import OPERATORS
 from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.expand_training.registry import IN_PLACE, WRITERS, results_of
 from onnxgrad.passes.infer import infer
+from onnxgrad.rules.registry import RULES
 
-__all__ = ["WRITERS", "adopt_strays", "expand_training", "show_updates"]
+__all__ = ["WRITERS", "adopt_strays", "expand_before_gradient", "expand_training", "show_updates"]
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
@@ -53,31 +55,39 @@ def show_updates(draft: Draft) -> None:
 
 def expand_training(draft: Draft) -> None:
     """Writes other operators in place of those that have a writer here."""
-    if not any(_is_old(node) for node in draft.graph.all_nodes()):
+    _expand_all(draft, WRITERS)
+
+
+def expand_before_gradient(draft: Draft) -> None:
+    """Those of them that have no rule, which would say more than the rules of what they consist of."""
+    _expand_all(draft, {name for name in WRITERS if (MICROSOFT, name) not in RULES or name in OPERATORS})
+
+
+def _expand_all(draft: Draft, names: Collection[str]) -> None:
+    def is_old(node: ir.Node) -> bool:
+        return node.domain == MICROSOFT and node.op_type in names
+
+    if not any(is_old(node) for node in draft.graph.all_nodes()):
         return
     infer(draft)
     builder = Builder(draft.graph)
     for node in list(draft.graph):
-        for inner in _within(node):
+        for inner in filter(is_old, _within(node)):
             raise ValueError(
                 f"{draft.caller}: {inner.op_type} (node {inner.name!r}) is in a subgraph of {node.op_type} (node "
                 f"{node.name!r}), expected such operators in the main graph alone"
             )
-        if _is_old(node):
+        if is_old(node):
             _expand(builder, node, draft.caller)
         elif any(v.type is None for v in node.outputs) and _is_plain(node):
             builder.infer_again(node)  # what it reads was not known before
     draft.graph.sort()  # what was written came last
 
 
-def _is_old(node: ir.Node) -> bool:
-    return node.domain == MICROSOFT and node.op_type in WRITERS
-
-
 def _within(node: ir.Node) -> Iterator[ir.Node]:
     for attribute in node.attributes.values():
         if attribute.type == ir.AttributeType.GRAPH:
-            yield from filter(_is_old, attribute.value.all_nodes())
+            yield from attribute.value.all_nodes()
 
 
 def _is_plain(node: ir.Node) -> bool:
