@@ -76,6 +76,7 @@ def generate_artifacts(
         for name in names or ():
             objective.requires_grad(name, value)
     folder = Path.cwd() if artifact_directory is None else Path(os.fsdecode(artifact_directory))
+    prefix = prefix or ""  # None, from people's command lines
     place = folder / f"{prefix}training_model.onnx"
     expect_place(place)
 
