@@ -5,11 +5,13 @@ import inspect
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import helper, numpy_helper
 from tests.checks import raises
-from tests.train.two_layers import mlp, weights
+from tests.train.two_layers import batch, mlp, weights
 
 from onnxgrad.ort_training import artifacts, onnxblock
+from onnxgrad.ort_training.api import CheckpointState, Module, Optimizer
 from onnxgrad.ort_training.artifacts import LossType, OptimType, generate_artifacts
 from onnxgrad.ort_training.checkpoint_file import read_checkpoint
 
@@ -81,6 +83,33 @@ def test_files_and_their_names(tmp_path, optimizer, loss):
     checkpoint = read_checkpoint(tmp_path / "checkpoint")
     assert {name: p.requires_grad for name, p in checkpoint.parameters.items()} == dict.fromkeys(NAMES, True)
     assert all(np.array_equal(checkpoint.parameters[name].data, array) for name, array in weights().items())
+
+
+@pytest.mark.parametrize("loss", LossType)
+def test_training_agrees_with_pytorch(tmp_path, loss):
+    """Two batches for each update."""
+    generate_artifacts(mlp(), NAMES[1:], NAMES[:1], loss, OptimType.SGD, tmp_path)
+    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    module = Module(tmp_path / "training_model.onnx", state, tmp_path / "eval_model.onnx")
+    optimizer = Optimizer(tmp_path / "optimizer_model.onnx", module)
+    optimizer.set_learning_rate(0.1)
+    theirs = {name: torch.tensor(array, requires_grad=name != NAMES[0]) for name, array in weights().items()}
+    sgd, criterion = torch.optim.SGD([theirs[n] for n in NAMES[1:]], 0.1), getattr(torch.nn, loss.name)()
+    for k in range(6):
+        x, target = batch(k).values()
+        target = target if loss is LossType.CrossEntropyLoss else np.eye(3, dtype=np.float32)[target]
+        hidden = torch.tanh(torch.tensor(x) @ theirs["fc0.weight"].T + theirs["fc0.bias"])
+        expected = criterion(hidden @ theirs["fc1.weight"].T + theirs["fc1.bias"], torch.tensor(target))
+        expected.backward()
+        assert np.allclose(module(x, target), expected.item(), rtol=1e-5)
+        if k % 2:
+            optimizer.step()
+            module.lazy_reset_grad()
+            sgd.step()
+            sgd.zero_grad()
+    for name, parameter in state.parameters:
+        assert np.allclose(parameter.data, theirs[name].detach().numpy(), 1e-4, 1e-6)
+    assert np.array_equal(state.parameters[NAMES[0]].data, weights()[NAMES[0]])
 
 
 def test_frozen_parameters_and_constants(tmp_path):
