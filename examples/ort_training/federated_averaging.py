@@ -15,7 +15,7 @@ from onnxgrad.ort_training import artifacts
 from onnxgrad.ort_training.api import CheckpointState, Module, Optimizer
 
 BUILD = Path(__file__).parents[2] / "build" / "ort_training_federated"
-ROUNDS, DEVICES = 5, 5
+ROUNDS, DEVICES = 8, 5
 
 
 class Phone:
@@ -30,7 +30,7 @@ class Phone:
     def train(self, parameters: np.ndarray) -> tuple[np.ndarray, float]:
         """An epoch that begins with the server's parameters; what changed, and the loss."""
         self._module.copy_buffer_to_parameters(_value(parameters), trainable_only=False)
-        self._optimizer.set_learning_rate(0.1)
+        self._optimizer.set_learning_rate(0.3)
         loss = digits.train(self._module, self._optimizer, self._examples, self._random)
         return self._module.get_contiguous_parameters().numpy() - parameters, loss
 

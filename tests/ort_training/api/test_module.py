@@ -6,7 +6,9 @@ import onnxruntime
 import pytest
 from tests.ort_training.golden import CHECKPOINTS, NETWORKS, VARIANTS, batches, expected, folder_of, numbers, variant
 
+from onnxgrad.ort_training import artifacts
 from onnxgrad.ort_training.api import CheckpointState, LinearLRScheduler, Module, Optimizer
+from onnxgrad.ort_training.checkpoint_file import read_checkpoint, write_checkpoint
 
 CLOSE = 1e-5  # of losses, relative
 MLP, CNN = "mlp_ce_adamw", variant("cnn_ce")
@@ -239,6 +241,73 @@ def test_properties(tmp_path):
         state.properties["f"] = [1]
     with pytest.raises(KeyError, match="no property 'g'"):
         state.properties["g"]
+
+
+def generated(folder, text, parameters, **settings):
+    """Artifacts of ours, of a model with zeros for parameters; the state and the module."""
+    model = onnx.parser.parse_model(text)
+    for name, shape in parameters.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros(shape, np.float32), name))
+    artifacts.generate_artifacts(
+        model, requires_grad=list(parameters), loss=artifacts.LossType.CrossEntropyLoss,
+        optimizer=artifacts.OptimType.SGD, artifact_directory=folder, **settings,
+    )  # fmt: skip
+    state = CheckpointState.load_checkpoint(folder / "checkpoint")
+    return state, Module(folder / "training_model.onnx", state, folder / "eval_model.onnx")
+
+
+def test_strings_go_in_as_well(tmp_path):
+    text = """<ir_version: 8, opset_import: ["" : 15]> words (string[1, 4] x) => (float[1, 2] y) {
+        numbers = Cast <to = 1> (x)
+        y = Gemm (numbers, w, b)
+    }"""
+    state, module = generated(tmp_path, text, {"w": (4, 2), "b": (2,)})
+    words, labels = np.array([["1.0", "2", "3", "4"]]), np.array([1])
+    for _ in range(2):
+        assert module(words, labels) == pytest.approx(np.log(2))
+    x = np.array([[1, 2, 3, 4]], np.float32)
+    np.testing.assert_allclose(state.parameters["w"].grad, 2 * x.T @ np.array([[0.5, -0.5]]), rtol=1e-6)
+    module.eval()
+    assert module(words, labels) == pytest.approx(np.log(2))
+
+
+def test_several_outputs_come_as_a_tuple(tmp_path):
+    text = """<ir_version: 8, opset_import: ["" : 15]> linear (float[n, 3] x) => (float[n, 2] y) {
+        h = Relu (x)
+        y = Gemm (h, w)
+    }"""
+    _, module = generated(tmp_path, text, {"w": (3, 2)}, additional_output_names=["y", "h"])
+    assert module.output_names()[1:] == ["y", "h"]
+    x = np.array([[1, -2, 3], [0, 1, -1]], np.float32)
+    for mode in (True, False):
+        module.train(mode)
+        for n in (2, 1):
+            loss, y, h = module(x[:n], np.zeros(n, np.int64))
+            assert loss.shape == () and y.shape == (n, 2)
+            np.testing.assert_array_equal(h, np.maximum(x[:n], 0))
+        values = module(*map(onnxruntime.OrtValue.ortvalue_from_numpy, (x, np.zeros(2, np.int64))))
+        assert [v.shape() for v in values] == [[], [2, 2], [2, 3]]
+
+
+def test_modules_of_one_state_share_its_parameters():
+    state, module = opened(MLP)
+    again = Module(folder_of(MLP) / "training_model.onnx", state)
+    batch = batches(MLP)[0]
+    assert again(*batch) == module(*batch)
+    state.parameters["fc1.weight"] = np.zeros((12, 6), np.float32)
+    assert again(*batch) == module(*batch)
+
+
+def test_weights_in_a_second_file_stay_in_one(tmp_path):
+    checkpoint = read_checkpoint(folder_of(MLP) / "checkpoint")
+    write_checkpoint(tmp_path / "checkpoint", checkpoint, large=1)
+    state, module = opened(MLP, tmp_path / "checkpoint")
+    _, plain = opened(MLP)
+    assert train(MLP, module, optimizer_of(module), range(2)) == train(MLP, plain, optimizer_of(plain), range(2))
+    CheckpointState.save_checkpoint(state, tmp_path / "saved")
+    module.export_model_for_inferencing(tmp_path / "model.onnx", ["scores"])
+    assert {"saved.data", "model.onnx.data"} <= {path.name for path in tmp_path.iterdir()}
+    onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
 
 
 def test_refusals(tmp_path):

@@ -15,6 +15,7 @@ from onnxgrad.ort_training.api.checkpoint_state import CheckpointState
 from onnxgrad.ort_training.graphs import Graph, evaluation_graph, load_evaluation, training_graph
 from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.finish import drop_dead
+from onnxgrad.passes.infer import infer
 from onnxgrad.runtime.interrupts import run
 from onnxgrad.tensor_types import Array
 from onnxgrad.train.batches import BatchChecker
@@ -60,6 +61,8 @@ class Module:
             out: self._device.from_numpy(np.zeros(self._graph.shapes[name], known[name].dtype))
             for name, out in self._graph.statistics.items()
         }
+        # Outputs of one number, as losses are, are bound: so a step neither binds nor asks for anything that stays.
+        self._numbers = _numbers(self._graph)
         self._bound_to: Any = self._buffers.grad
         self._train_session = _Session(
             self._graph, self._inputs(self._graph), self._outputs(), self._device, session_options
@@ -98,7 +101,7 @@ class Module:
         """Where the training session writes to."""
         views = self._buffers.views(self._bound_to)
         gradients = {out: views[name] for name, out in self._graph.gradients.items() if name in views}
-        return {**gradients, **self._following}
+        return {**gradients, **self._following, **self._numbers}
 
     def __call__(self, *user_inputs: Any) -> Any:
         """Runs a batch, and returns the model's outputs, one alone or a tuple.
@@ -114,12 +117,21 @@ class Module:
         with self._device.at_work():
             if self.training:
                 self._bind_gradients()
-            found = list(session.run_values(given).values())
+            values = session.run_values(given)
             if self.training:
                 self._finish_step()
-        if not all(hasattr(value, "_ortvalue") for value in user_inputs):
-            found = [value.numpy() for value in found]
+        as_values = all(hasattr(value, "_ortvalue") for value in user_inputs)
+        found = [self._result(name, values, as_values) for name in self._current().outputs]
         return found[0] if len(found) == 1 else tuple(found)
+
+    def _result(self, name: str, values: Mapping[str, Any], as_value: bool) -> Any:
+        """An output of the last call, as an OrtValue or as an array."""
+        if name in values:
+            return values[name] if as_value else values[name].numpy()
+        from onnxruntime import OrtValue
+
+        found = self._numbers[name].copy()
+        return OrtValue.ortvalue_from_numpy(found) if as_value else found
 
     def _bind_gradients(self) -> None:
         """Has the session write gradients to their place, or beside it if they are to be added."""
@@ -227,7 +239,7 @@ class Module:
                 raise ValueError(f"Module: the evaluation model has no value {name!r} to be an output")
         graph.outputs.clear()
         graph.outputs.extend(values[name] for name in graph_output_names)
-        drop_dead(Draft(model, "Module"))
+        Draft(model, "Module").run([drop_dead, infer])
         for value in list(graph.inputs):
             parameter = memory.file.parameters.get(str(value.name))
             if parameter is not None or not (value.uses() or value.is_graph_output()):
@@ -310,6 +322,15 @@ class _Session(Session):
                 yield name, np.asarray(value, object)  # as onnxruntime wants its strings
             else:
                 yield name, self._check.one(name, value)
+
+
+def _numbers(graph: Graph) -> dict[str, Array]:
+    """An array for each of the user's outputs that is known to be one number."""
+    found = {}
+    for value in graph.model.graph.outputs:
+        if value.name in graph.outputs and value.dtype is not None and value.shape is not None and not len(value.shape):
+            found[str(value.name)] = np.zeros((), value.dtype.numpy())
+    return found
 
 
 def _memory_of(value: Any) -> Array:
