@@ -12,6 +12,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper, parser
@@ -585,10 +586,20 @@ def test_gradients_pass_straight_through_fake_quantization():
     np.testing.assert_allclose(found, [0.2, -0.6, 0, 0], atol=1e-6)
 
 
-def test_files_are_looked_through(tmp_path):
+def test_every_kind_of_model(tmp_path):
     x = normal(2, 3)
-    onnx.save(node_model("ZeroGradient", {"x": x, "s": x}, {"y": FLOAT}), tmp_path / "m.onnx")
-    assert not session_of(tmp_path / "m.onnx").run(None, {"x": x, "s": x})[0].any()
+    proto = node_model("ZeroGradient", {"x": x, "s": x}, {"y": FLOAT})
+    onnx.save(proto, tmp_path / "m.onnx")
+    before = proto.SerializeToString()
+    for given in (proto, ir.from_proto(proto), tmp_path / "m.onnx", str(tmp_path / "m.onnx")):
+        assert not session_of(given).run(None, {"x": x, "s": x})[0].any()
+    assert proto.SerializeToString() == before
+    function = parser.parse_model("""<ir_version: 8, opset_import: ["" : 18, "my" : 1, "com.microsoft" : 1]>
+    g (float[2, 3] x, float[1] s) => (float[2, 3] y) { y = my.scaled(x, s) }
+    <domain: "my", opset_import: ["" : 18, "com.microsoft" : 1]>
+    scaled (x, s) => (y) { y = com.microsoft.Scale <scale_down = 1> (x, s) }""")
+    s = np.array([2], np.float32)
+    close(session_of(function).run(None, {"x": x, "s": s})[0], x / 2)
     (tmp_path / "bad.onnx").write_bytes(b"com.microsoft, but not a model")
     with pytest.raises(Exception, match="INVALID_PROTOBUF"):
         session_of(tmp_path / "bad.onnx")

@@ -1,7 +1,7 @@
 """session(): a session of stock onnxruntime for any model, with every operator of onnxgrad and onnxruntime-training."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +21,30 @@ def session(model: Any, options: Any = None, providers: Sequence[Any] | None = N
     onnxruntime.SessionOptions of yours, are used as they are, with the operators added. `providers` are those of
     InferenceSession.
     """
-    return open_session(_expanded(model) if _may_be_old(model) else model, options, providers)
+    foreign = _foreign(model)
+    return open_session(_expanded(model, foreign) if foreign else model, options, providers)
 
 
-def _may_be_old(model: Any) -> bool:
-    """Whether there are operators that are neither ONNX's nor ours; looking for more would take imports."""
+def _foreign(model: Any) -> set[str]:
+    """Operators that are neither ONNX's nor ours; which of them are old, imports could tell, which take their time."""
     if isinstance(model, (str, os.PathLike)):
         path = Path(model)
-        if not path.is_file() or not _mentions_old(path.read_bytes()):
-            return False
+        if not path.is_file() or not _mentions_foreign(path.read_bytes()):
+            return set()
         try:
             model = onnx.load(path, load_external_data=False)
         except Exception:  # of protobuf, or whatever reads the format: onnxruntime says what is wrong
-            return False
+            return set()
+    nodes: Iterable[Any] = ()
     if isinstance(model, onnx.ModelProto):
-        return any(_is_foreign(n.domain, n.op_type) for g in (model.graph, *model.functions) for n in _nodes(g))
-    return hasattr(model, "graphs") and any(_is_foreign(n.domain, n.op_type) for g in model.graphs() for n in g)
+        nodes = (node for graph in (model.graph, *model.functions) for node in _nodes(graph))
+    elif hasattr(model, "functions"):
+        nodes = (node for graph in (model.graph, *model.functions.values()) for node in graph.all_nodes())
+    return {node.op_type for node in nodes if _is_foreign(node.domain, node.op_type)}
+
+
+def _mentions_foreign(content: bytes) -> bool:
+    return any(word.encode() in content for word in (MICROSOFT, *STRAYS))
 
 
 def _nodes(graph: Any) -> Iterator[onnx.NodeProto]:
@@ -48,32 +56,26 @@ def _nodes(graph: Any) -> Iterator[onnx.NodeProto]:
                 yield from _nodes(inner)
 
 
-def _mentions_old(content: bytes) -> bool:
-    return any(word.encode() in content for word in (MICROSOFT, *STRAYS))
-
-
 def _is_foreign(domain: str, op_type: str) -> bool:
     if domain == MICROSOFT:
         return operator_of(domain, op_type) is None
     return is_standard(domain) and op_type in STRAYS
 
 
-def _expanded(model: Any) -> Any:
-    """The model, without the old operators; itself, if it has none."""
-    from onnxgrad.graph.files import load  # imported here because onnx_ir takes its time
-    from onnxgrad.passes.draft import Draft
+def _expanded(model: Any, foreign: set[str]) -> Any:
+    """The model without old operators; itself, if it has none."""
     from onnxgrad.passes.expand_training import WRITERS, adopt_strays, expand_training, show_updates
+
+    if foreign.isdisjoint(WRITERS):
+        return model
+    from onnxgrad.graph.files import load
+    from onnxgrad.passes.draft import Draft
     from onnxgrad.passes.finish import drop_dead, import_domains
     from onnxgrad.passes.name_nodes import name_nodes
     from onnxgrad.passes.prepare import convert_opset, drop_own_functions, inline_functions, read_small_tensors
 
-    draft = Draft(load(model, "session"), "session").run([adopt_strays])
-    functions = draft.model.functions.values()
-    nodes = [*draft.graph.all_nodes(), *(n for function in functions for n in function.all_nodes())]
-    if not any(n.domain == MICROSOFT and n.op_type in WRITERS for n in nodes):
-        return model
     passes = (
-        drop_own_functions, inline_functions, read_small_tensors, convert_opset, name_nodes, show_updates,
-        expand_training, drop_dead, import_domains,
+        adopt_strays, drop_own_functions, inline_functions, read_small_tensors, convert_opset, name_nodes,
+        show_updates, expand_training, drop_dead, import_domains,
     )  # fmt: skip
-    return draft.run(passes).model
+    return Draft(load(model, "session"), "session").run(passes).model
