@@ -89,6 +89,7 @@ golden: .venv-peer/ready .venv/ready
 	.venv-peer/bin/python tests/data/make_old_graphs.py
 	.venv-peer/bin/python tests/data/make_ort_training_operators.py $(PY)
 	.venv-peer/bin/python tests/data/make_artifacts.py
+	.venv-peer/bin/python tests/data/make_checkpoints.py
 
 # Models with data for other runtimes to run, in the layout of onnx's backend tests.
 cases: .venv/ready

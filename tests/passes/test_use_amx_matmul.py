@@ -9,6 +9,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxgrad
+from onnxgrad.domains import MICROSOFT
 from onnxgrad.passes import use_amx_matmul as products
 from onnxgrad.passes.draft import Draft
 from onnxgrad.train import devices, losses, optim
@@ -85,6 +86,23 @@ def test_gemm(transA, transB):
     shapes = {"A": [5, 4] if transA else [4, 5], "B": [6, 5] if transB else [5, 6], "C": [6]}
     (node,) = changed(model_of(nodes, shapes))
     assert attributes(node)["alpha"] == 0.5 and ("permA" in attributes(node)) == bool(transA)
+
+
+@pytest.mark.parametrize(("transA", "transB"), [(0, 0), (0, 1), (1, 0), (1, 1)])
+def test_products_that_onnxruntime_has_fused(transA, transB):
+    nodes = [
+        helper.make_node("FusedMatMul", ["A", "B"], ["Y"], domain=MICROSOFT, transA=transA, transB=transB, alpha=0.5)
+    ]
+    A, B = [2, 3, 5, 4] if transA else [2, 3, 4, 5], [2, 3, 6, 5] if transB else [2, 3, 5, 6]
+    model = model_of(nodes, {"A": A, "B": B})
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("Y", FLOAT, [2, 3, 4, 6]))
+    (node,) = changed(model)
+    assert node.op_type == "PermutedMatMul" and attributes(node)["alpha"] == 0.5
+
+
+def test_fused_products_of_other_axes_stay():
+    node = ir.Node(MICROSOFT, "FusedMatMul", [None, None], [ir.AttrInt64("transBatchA", 1)])
+    assert not products._is_product(node)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """The products of a training step as PermutedMatMul, which AMX computes fast.
 
-MatMul and Gemm become PermutedMatMul, which takes in the Transposes before and after it, factors that are constant
-numbers, and the Add of a bias.
+MatMul, Gemm and onnxruntime's FusedMatMul become PermutedMatMul, which takes in the Transposes before and after it,
+factors that are constant numbers, and the Add of a bias.
 """
 
 import math
@@ -10,7 +10,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnxgrad.domains import OWN, is_standard
+from onnxgrad.domains import MICROSOFT, OWN, is_standard
 from onnxgrad.graph.builder import Builder
 from onnxgrad.graph.replace import take_place
 from onnxgrad.passes.draft import Draft
@@ -60,7 +60,7 @@ def use_amx_matmul(draft: Draft) -> int:
     """Changes products of float32 numbers whose ranks are known, unless they are known to be small; how many."""
     graph = draft.graph
     builder = Builder(graph)
-    products = [n for n in graph if is_standard(n.domain) and n.op_type in ("MatMul", "Gemm") and _can_be_changed(n)]
+    products = [n for n in graph if _is_product(n) and _can_be_changed(n)]
     for node in products:
         _change(builder, node)
     if products:
@@ -69,12 +69,18 @@ def use_amx_matmul(draft: Draft) -> int:
     return len(products)
 
 
+def _is_product(node: ir.Node) -> bool:
+    if node.domain == MICROSOFT and node.op_type == "FusedMatMul":
+        return not any(_attribute(node, name, 0) for name in ("transBatchA", "transBatchB"))
+    return is_standard(node.domain) and node.op_type in ("MatMul", "Gemm")
+
+
 def _can_be_changed(node: ir.Node) -> bool:
     A, B, *rest = node.inputs
     if A is None or B is None or node.outputs[0].dtype != ir.DataType.FLOAT or min(_rank(A), _rank(B)) < 2:
         return False
     left, right = _dims(A), _dims(B)
-    *_, rows, depth = left[::-1] if _attribute(node, "transA", 0) else left
+    *_, rows, depth = [*left[:-2], left[-1], left[-2]] if _attribute(node, "transA", 0) else left
     columns = right[-2 if _attribute(node, "transB", 0) else -1]
     if len(right) == 2 and len(left) > 2:  # all rows of A are those of one matrix
         rows = math.prod(left[:-1]) if all(isinstance(d, int) for d in left[:-1]) else None
