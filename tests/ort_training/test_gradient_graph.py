@@ -107,6 +107,14 @@ def test_an_lstm_has_the_inputs_that_1_19_2_takes() -> None:
         build_gradient_graph(clipped, {"w"}, set(), ["loss"])
 
 
+@pytest.mark.parametrize("trained", [{"scale"}, {"shift"}, {"w"}])
+def test_all_outputs_of_a_normalization_have_names(trained: set[str]) -> None:
+    """1.19.2 has no optional ones there."""
+    training, _ = build_gradient_graph(_model(CNN, SHAPES), trained, {*SHAPES} - trained, ["loss"])
+    (gradient,) = [n for n in training.graph.node if n.op_type == "BatchNormalizationGrad"]
+    assert len(gradient.output) == 3 and all(gradient.output)
+
+
 def test_a_newer_opset_is_converted() -> None:
     training, evaluation = build_gradient_graph(
         _model(CNN.replace(": 17]", ": 23]"), SHAPES), TRAINED, FROZEN, ["loss"]

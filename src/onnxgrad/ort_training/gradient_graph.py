@@ -26,6 +26,7 @@ from onnxgrad.passes.prepare import PREPARE
 CALLER = "generate_artifacts"
 NEWEST_OPSET, NEWEST_IR = 21, 10  # that onnxruntime-training 1.19.2 reads
 RESET = "lazy_reset_grad"
+ALL_OUTPUTS = {"BatchNormalizationGrad": 3, "LayerNormalizationGrad": 3, "SimplifiedLayerNormalizationGrad": 2}
 GRADIENT, BUFFER, ACCUMULATED = "{}_grad", "{}_grad.accumulation.buffer", "{}_grad.accumulation.out"
 
 
@@ -178,6 +179,15 @@ def drop_inputs_of_lstm(draft: Draft) -> None:
         node.resize_inputs(min(len(node.inputs), 12))
 
 
+def name_all_outputs(draft: Draft) -> None:
+    """Gradients of normalizations have optional outputs here, and none in 1.19.2."""
+    for op_type, count in ALL_OUTPUTS.items():
+        for node in _named(draft.graph, MICROSOFT, op_type):
+            node.resize_outputs(count)
+            for k, value in enumerate(node.outputs):
+                value.name = value.name or f"{node.name}_unused_{k}"
+
+
 def keep_own_functions(draft: Draft) -> None:
     """1.19.2 has the operators of com.microsoft; functions are for those of our own domain."""
     for key, function in list(draft.model.functions.items()):
@@ -194,6 +204,7 @@ FOR_1_19_2: list[Callable[[Draft], Any]] = [
     add_own_functions,
     keep_own_functions,
     drop_inputs_of_lstm,
+    name_all_outputs,
 ]
 
 
