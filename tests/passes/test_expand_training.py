@@ -632,6 +632,12 @@ def test_what_is_refused():
     )
     with raises(
         ValueError,
+        "session: the model has the operator YieldOp, which onnxgrad has not: it calls PyTorch in the middle of a "
+        "graph, for ORTModule",
+    ):
+        run("YieldOp", {"x": x}, {"y": FLOAT})
+    with raises(
+        ValueError,
         "session: Scale (node 'inside') is in a subgraph of If (node 'it'), expected such operators in the main graph "
         "alone",
     ):

@@ -65,7 +65,10 @@ def _is_foreign(domain: str, op_type: str) -> bool:
 def _expanded(model: Any, foreign: set[str]) -> Any:
     """The model without old operators; itself, if it has none."""
     from onnxgrad.passes.expand_training import WRITERS, adopt_strays, expand_training, show_updates
+    from onnxgrad.passes.expand_training.registry import NOT_THERE
 
+    for name in sorted(foreign & NOT_THERE.keys()):
+        raise ValueError(f"session: the model has the operator {name}, which onnxgrad has not: it {NOT_THERE[name]}")
     if foreign.isdisjoint(WRITERS):
         return model
     from onnxgrad.graph.files import load

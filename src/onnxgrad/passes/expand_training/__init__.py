@@ -65,7 +65,9 @@ def expand_before_gradient(draft: Draft) -> None:
 
 def _expand_all(draft: Draft, names: Collection[str]) -> None:
     def is_old(node: ir.Node) -> bool:
-        return node.domain == MICROSOFT and node.op_type in names
+        if node.domain != MICROSOFT or node.op_type not in names:
+            return False
+        return node.op_type not in OPERATORS or "output_type" in node.attributes  # ours have no results of another type
 
     if not any(is_old(node) for node in draft.graph.all_nodes()):
         return
