@@ -47,3 +47,4 @@ def use_depthwise_conv(draft: Draft) -> None:
         graph.insert_before(node, made)
         take_place(made.outputs[0], node.outputs[0])
         graph.remove(node, safe=True)
+        graph.opset_imports.setdefault(OWN, 1)
