@@ -15,7 +15,7 @@ from onnx import defs
 from onnxgrad.domains import MICROSOFT, STRAYS, is_standard
 from onnxgrad.graph.builder import Builder
 from onnxgrad.graph.replace import take_place
-from onnxgrad.op import OPERATORS
+from onnxgrad.op import operator_of
 from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.expand_training.registry import IN_PLACE, WRITERS, results_of
 from onnxgrad.passes.infer import infer
@@ -60,14 +60,15 @@ def expand_training(draft: Draft) -> None:
 
 def expand_before_gradient(draft: Draft) -> None:
     """Those of them that have no rule, which would say more than the rules of what they consist of."""
-    _expand_all(draft, {name for name in WRITERS if (MICROSOFT, name) not in RULES or name in OPERATORS})
+    _expand_all(draft, {name for name in WRITERS if (MICROSOFT, name) not in RULES or operator_of(MICROSOFT, name)})
 
 
 def _expand_all(draft: Draft, names: Collection[str]) -> None:
     def is_old(node: ir.Node) -> bool:
         if node.domain != MICROSOFT or node.op_type not in names:
             return False
-        return node.op_type not in OPERATORS or "output_type" in node.attributes  # ours have no results of another type
+        # Ours have no results of another type.
+        return operator_of(MICROSOFT, node.op_type) is None or "output_type" in node.attributes
 
     if not any(is_old(node) for node in draft.graph.all_nodes()):
         return
