@@ -13,11 +13,10 @@ import onnx_ir as ir
 from onnxgrad.domains import MICROSOFT
 from onnxgrad.graph.files import expect_weights, load
 from onnxgrad.passes.draft import Draft, Pass
-from onnxgrad.passes.expand_training import adopt_strays, expand_training
+from onnxgrad.passes.expand_training import expand_training
 from onnxgrad.passes.finish import FOR_SESSIONS, drop_dead
 from onnxgrad.passes.fuse_loss import fuse_losses
-from onnxgrad.passes.name_nodes import name_nodes
-from onnxgrad.passes.prepare import convert_opset, drop_own_functions, inline_functions, read_small_tensors
+from onnxgrad.passes.prepare import OLD_GRAPH
 from onnxgrad.passes.use_amx_matmul import use_amx_matmul
 from onnxgrad.passes.use_depthwise_conv import use_depthwise_conv
 
@@ -78,12 +77,7 @@ def load_evaluation(path: str | os.PathLike[str]) -> ir.Model:
 
 def _passes(on_cpu: bool, use_amx: bool) -> list[Pass]:
     found: list[Callable[[Draft], Any]] = [
-        adopt_strays,
-        drop_own_functions,
-        inline_functions,
-        read_small_tensors,
-        convert_opset,
-        name_nodes,
+        *OLD_GRAPH,
         expand_training,
         drop_dead,
         *([use_amx_matmul] if use_amx else []),

@@ -160,6 +160,10 @@ def lift_constants(draft: Draft) -> None:
 # What training changes is an initializer of its own, under the name that its author knows. Exporting does it, too.
 RESTORE: list[Pass] = [lift_constants, restore_weights]
 TO_NEW_OPSET: list[Pass] = [inline_functions, remove_initializers_from_inputs, convert_opset]
+# What a graph that onnxruntime-training wrote goes through before its operators are written with others.
+OLD_GRAPH: list[Pass] = [
+    adopt_strays, drop_own_functions, inline_functions, read_small_tensors, convert_opset, name_nodes
+]  # fmt: skip
 
 PREPARE: list[Pass] = [
     adopt_strays,

@@ -64,7 +64,7 @@ def _is_foreign(domain: str, op_type: str) -> bool:
 
 def _expanded(model: Any, foreign: set[str]) -> Any:
     """The model without old operators; itself, if it has none."""
-    from onnxgrad.passes.expand_training import WRITERS, adopt_strays, expand_training, show_updates
+    from onnxgrad.passes.expand_training import WRITERS, expand_training, show_updates
     from onnxgrad.passes.expand_training.registry import NOT_THERE
 
     for name in sorted(foreign & NOT_THERE.keys()):
@@ -74,11 +74,7 @@ def _expanded(model: Any, foreign: set[str]) -> Any:
     from onnxgrad.graph.files import load
     from onnxgrad.passes.draft import Draft
     from onnxgrad.passes.finish import drop_dead, import_domains
-    from onnxgrad.passes.name_nodes import name_nodes
-    from onnxgrad.passes.prepare import convert_opset, drop_own_functions, inline_functions, read_small_tensors
+    from onnxgrad.passes.prepare import OLD_GRAPH
 
-    passes = (
-        adopt_strays, drop_own_functions, inline_functions, read_small_tensors, convert_opset, name_nodes,
-        show_updates, expand_training, drop_dead, import_domains,
-    )  # fmt: skip
+    passes = [*OLD_GRAPH, show_updates, expand_training, drop_dead, import_domains]
     return Draft(load(model, "session"), "session").run(passes).model
