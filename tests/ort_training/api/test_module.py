@@ -8,7 +8,7 @@ from tests.ort_training.golden import CHECKPOINTS, NETWORKS, VARIANTS, batches, 
 
 from onnxgrad.ort_training import artifacts
 from onnxgrad.ort_training.api import CheckpointState, LinearLRScheduler, Module, Optimizer
-from onnxgrad.ort_training.checkpoint_file import read_checkpoint, write_checkpoint
+from onnxgrad.ort_training.checkpoint_file import Parameter, read_checkpoint, write_checkpoint
 
 CLOSE = 1e-5  # of losses, relative
 MLP, CNN = "mlp_ce_adamw", variant("cnn_ce")
@@ -41,13 +41,15 @@ def train(name, module, optimizer, steps):
 def test_numbers_are_those_of_1_19_2(name):
     known = expected(name)
     state, module = opened(name)
-    module(*batches(name)[0])
+    optimizer = optimizer_of(module, name)
+    losses = [float(module(*batches(name)[0]))]
     for key, gradient in known.items():
         if key.startswith("gradient/"):
             found = state.parameters[key.partition("/")[2]].grad
             np.testing.assert_allclose(found, gradient, rtol=1e-4, atol=1e-6, err_msg=key)
-    state, module = opened(name)
-    losses = train(name, module, optimizer_of(module, name), range(len(known["losses"])))
+    optimizer.step()
+    module.lazy_reset_grad()
+    losses += train(name, module, optimizer, range(1, len(known["losses"])))
     np.testing.assert_allclose(losses, known["losses"], rtol=CLOSE)
     module.eval()
     evaluated = [float(module(*batch)) for batch in batches(name)]
@@ -330,6 +332,14 @@ def test_refusals(tmp_path):
         Module(folder_of(MLP) / "training_model.onnx", other)
     with pytest.raises(ValueError, match=r"eval_model.onnx' has .*expected AdamWOptimizer or SGDOptimizerV2"):
         Optimizer(folder_of(MLP) / "eval_model.onnx", module)
+    with pytest.raises(TypeError, match="module is a CheckpointState, expected a Module"):
+        Optimizer(folder_of(MLP) / "optimizer_model.onnx", state)
+    half = read_checkpoint(folder_of(MLP) / "checkpoint")
+    half.parameters = {n: Parameter(p.data.astype(np.float16), True) for n, p in half.parameters.items()}
+    with pytest.raises(
+        TypeError, match="parameters to train are of float16, expected all of float32 or all of float64"
+    ):
+        Module(folder_of(MLP) / "training_model.onnx", CheckpointState(half))
     alone = Module(folder_of(MLP) / "training_model.onnx", state).eval()
     with pytest.raises(RuntimeError, match="no evaluation model was given"):
         alone(x, labels)

@@ -15,6 +15,7 @@ from onnxgrad.train.buffers import Buffers
 from onnxgrad.train.devices import Cpu, Device
 
 INT64 = np.iinfo(np.int64)
+TRAINED = {np.dtype(np.float32), np.dtype(np.float64)}
 
 
 class Memory:
@@ -33,9 +34,10 @@ class Memory:
         """Puts the parameters of these shapes on a device; gradients begin as zeros."""
         known = self.file.parameters
         trained = {name: shape for name, shape in shapes.items() if known[name].requires_grad}
-        kinds = {np.dtype(known[name].dtype) for name in trained} or {np.dtype(np.float32)}
-        if len(kinds) > 1:
-            raise ValueError(f"Module: parameters to train are of the types {sorted(map(str, kinds))}, expected one")
+        kinds = {np.dtype(known[name].dtype) for name in trained}
+        if len(kinds) > 1 or not kinds <= TRAINED:
+            found = ", ".join(sorted(map(str, kinds)))
+            raise TypeError(f"Module: parameters to train are of {found}, expected all of float32 or all of float64")
         fits = self.buffers is not None and self.device.name == device.name
         if not fits or {s.name: s.shape for s in self.buffers.slices} != trained:  # type: ignore[union-attr]
             buffers = Buffers(trained, kinds.pop(), device)

@@ -86,6 +86,8 @@ class Optimizer:
     """
 
     def __init__(self, optimizer_uri: str | os.PathLike[str], module: Module) -> None:
+        if not isinstance(module, Module):
+            raise TypeError(f"Optimizer: module is a {type(module).__name__}, expected a Module")
         self._recipe = read_recipe(optimizer_uri)
         self._memory = module._state._memory
         self._group = self._memory.file.groups.setdefault(GROUP, OptimizerGroup())
