@@ -424,6 +424,21 @@ def test_other_types_of_optimizers(dtype):
             np.testing.assert_allclose(ours[k], theirs, rtol=1e-2 if dtype == np.float16 else 2e-4, atol=1e-4)
 
 
+def test_gradients_in_float64():
+    dY, Y = normal(2, 3, 4, dtype=np.float64), np.log(softmax(normal(2, 3, 4, dtype=np.float64), 1))
+    (dX,) = run("LogSoftmaxGrad", {"dY": dY, "Y": Y}, {"dX": DOUBLE})
+    close(dX, dY - np.exp(Y) * dY.sum((1, 2), keepdims=True))
+    g, Y = normal(4, 6, dtype=np.float64), normal(4, 6, dtype=np.float64)
+    scale, bias, inverse = normal(6, dtype=np.float64) + 3, normal(6, dtype=np.float64), np.full((4, 1), 1.7)
+    inputs = {"g": g, "Y": Y, "scale": scale, "bias": bias, "inverse": inverse}
+    found = run("InvertibleLayerNormalizationGrad", inputs, dict.fromkeys(("x", "s", "b"), DOUBLE))
+    xhat, gs = (Y - bias) / scale, g * scale
+    means = gs.mean(1, keepdims=True), (gs * xhat).mean(1, keepdims=True)
+    expected = (gs - means[0] - xhat * means[1]) * inverse, (g * xhat).sum(0), g.sum(0)
+    for ours, theirs in zip(found, expected, strict=True):
+        close(ours, theirs)
+
+
 @pytest.mark.parametrize("to", [TensorProto.FLOAT16, FLOAT])
 def test_losses_of_another_type(to):
     scores, labels = normal(4, 3).astype(np.float16 if to == FLOAT else np.float32), np.array([0, 2, 1, 1])
