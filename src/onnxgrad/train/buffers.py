@@ -42,8 +42,6 @@ class Buffers:
     def __init__(
         self, shapes: Mapping[str, tuple[int, ...]], dtype: Any, device: Device | None = None, shards: int = 1
     ) -> None:
-        if not shapes:
-            raise ValueError("Trainer: the model has no parameters to train")
         self.device, self.dtype = device or Cpu(), np.dtype(dtype)
         step, at = ALIGNMENT // self.dtype.itemsize, 0
         self.slices: list[ParameterSlice] = []

@@ -209,6 +209,8 @@ class Trainer:
 
     def _make_arrays(self, weights: Mapping[str, Any], shard_optimizer: bool) -> None:
         shapes = {name: tuple(weights[name].shape.numpy()) for name in self._step.gradients}
+        if not shapes:
+            raise ValueError("Trainer: the model has no parameters to train")
         self._buffers = Buffers(shapes, self._step.dtype.numpy(), self._device, self.ranks.size)
         self.parameters = self._buffers.views(self._buffers.data)
         for name, array in self.parameters.items():

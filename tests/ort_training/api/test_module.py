@@ -312,6 +312,22 @@ def test_weights_in_a_second_file_stay_in_one(tmp_path):
     onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
 
 
+def test_a_model_without_anything_to_train_runs(tmp_path):
+    text = """<ir_version: 8, opset_import: ["" : 15]> fixed (float[n, 2] x) => (float[n, 2] y) {
+        y = Gemm (x, w)
+    }"""
+    model = onnx.parser.parse_model(text)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros((2, 2), np.float32), "w"))
+    artifacts.generate_artifacts(
+        model, frozen_params=["w"], loss=artifacts.LossType.CrossEntropyLoss, artifact_directory=tmp_path
+    )
+    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    module = Module(tmp_path / "training_model.onnx", state)
+    for _ in range(2):
+        assert module(np.ones((3, 2), np.float32), np.zeros(3, np.int64)) == pytest.approx(np.log(2))
+    assert (module.get_parameters_size(), module.get_parameters_size(False)) == (0, 4)
+
+
 def test_refusals(tmp_path):
     state, module = opened(MLP)
     x, labels = batches(MLP)[0]
@@ -328,7 +344,7 @@ def test_refusals(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"nothing.onnx' does not exist"):
         Module(tmp_path / "nothing.onnx", state)
     other = CheckpointState.load_checkpoint(folder_of(variant("gru_mse")) / "checkpoint")
-    with pytest.raises(ValueError, match="takes no parameter that the checkpoint has to be trained"):
+    with pytest.raises(ValueError, match=r"lacks the parameter 'gru.weight', which the checkpoint has to be trained"):
         Module(folder_of(MLP) / "training_model.onnx", other)
     with pytest.raises(ValueError, match=r"eval_model.onnx' has .*expected AdamWOptimizer or SGDOptimizerV2"):
         Optimizer(folder_of(MLP) / "eval_model.onnx", module)

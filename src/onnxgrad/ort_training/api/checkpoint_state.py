@@ -34,7 +34,7 @@ class Memory:
         """Puts the parameters of these shapes on a device; gradients begin as zeros."""
         known = self.file.parameters
         trained = {name: shape for name, shape in shapes.items() if known[name].requires_grad}
-        kinds = {np.dtype(known[name].dtype) for name in trained}
+        kinds = {np.dtype(known[name].dtype) for name in trained} or {np.dtype(np.float32)}
         if len(kinds) > 1 or not kinds <= TRAINED:
             found = ", ".join(sorted(map(str, kinds)))
             raise TypeError(f"Module: parameters to train are of {found}, expected all of float32 or all of float64")
@@ -74,7 +74,7 @@ class Memory:
     def on_host(self, include_optimizer_state: bool) -> Checkpoint:
         """What a file is to hold."""
         parameters = {
-            name: p if p.data is None or self.file.nominal else dataclasses.replace(p, data=self.to_numpy(p.data))
+            name: dataclasses.replace(p, data=None if p.data is None or self.file.nominal else self.to_numpy(p.data))
             for name, p in self.file.parameters.items()
         }
         groups = {
@@ -85,8 +85,6 @@ class Memory:
             )
             for name, group in self.file.groups.items()
         }
-        if self.file.nominal:
-            parameters = {n: dataclasses.replace(p, data=None) for n, p in parameters.items()}
         return dataclasses.replace(self.file, parameters=parameters, groups=groups if include_optimizer_state else {})
 
 

@@ -78,11 +78,12 @@ class Module:
     def _expect_fitting(self) -> None:
         """Raises one sentence if the checkpoint does not fit the training model."""
         file, graph = self._state._memory.file, self._graph
-        if not any(file.parameters[name].requires_grad for name in graph.shapes):
-            raise ValueError(
-                "Module: the training model takes no parameter that the checkpoint has to be trained: they are not of "
-                "the same artifacts"
-            )
+        for name, parameter in file.parameters.items():
+            if parameter.requires_grad and name not in graph.shapes:
+                raise ValueError(
+                    f"Module: the training model lacks the parameter {name!r}, which the checkpoint has to be trained: "
+                    "they are not of the same artifacts"
+                )
         for name, shape in graph.shapes.items():
             parameter = file.parameters[name]
             if not file.nominal and parameter.shape != shape:
