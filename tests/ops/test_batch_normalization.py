@@ -1,4 +1,4 @@
-"""BatchNormalizationGrad against its definition, its function and PyTorch."""
+"""BatchNormalizationGrad and BatchNormInternal against their definitions, their functions and PyTorch."""
 
 import itertools
 from collections.abc import Iterator
@@ -29,9 +29,9 @@ from tests.functions.models import FLOATS as IN_ONNXRUNTIME
 from tests.functions.models import check_functions
 from tests.node_cases import NodeCase, only, without
 
-from onnxgrad.ops.batch_normalization import batch_normalization_grad
+from onnxgrad.ops.batch_normalization import batch_norm_internal, batch_normalization_grad
 
-OP = batch_normalization_grad
+OP, FORWARD = batch_normalization_grad, batch_norm_internal
 # Channels side by side and apart, few and many, cut into slices or taken together.
 SHAPES = [(5,), (7, 1), (3, 4), (300, 3), (40, 300), (2, 3, 2), (5, 300, 3), (2, 3, 8), (2, 3, 4, 5), (1, 2, 70, 3),
           (9, 2, 50, 40), (300, 2, 9), (4, 40, 13), (3000, 6)]  # fmt: skip
@@ -194,8 +194,129 @@ def test_functions_of_different_ways_in_one_model():
     check_functions(OP, *ways)
 
 
+def forward_arrays(shape, dtype=np.float32, parameter=None, statistic=None, seed=0):
+    """X, scale, B and the running statistics."""
+    rng = np.random.default_rng(seed)
+    channels = (*shape, 1)[1]
+    X = (rng.standard_normal(shape) + 1).astype(dtype)
+    scale, B = (rng.standard_normal(channels).astype(parameter or dtype) for _ in range(2))
+    mean, variance = rng.standard_normal(channels), rng.uniform(0.5, 2, channels)
+    return X, scale, B, mean.astype(statistic or dtype), variance.astype(statistic or dtype)
+
+
+@pytest.mark.parametrize("training_mode", [1, 0])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_forward_of_shapes_and_types(shape, dtype, training_mode):
+    check(FORWARD, *forward_arrays(shape, dtype), training_mode=training_mode, momentum=0.75, epsilon=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("dtype", "parameter", "statistic"),
+    [(np.float16, np.float32, np.float32), (BFLOAT16, BFLOAT16, np.float32), (np.float32, np.float64, np.float16)],
+)
+def test_forward_with_parameters_of_another_type(dtype, parameter, statistic):
+    check(FORWARD, *forward_arrays((3, 4, 10), dtype, parameter, statistic))
+
+
+@settings(max_examples=examples(20), deadline=None)
+@given(data=st.data())
+def test_forward_of_any_shape(data):
+    shape = tuple(data.draw(st.lists(st.integers(1, 20), min_size=1, max_size=4)))
+    wanted = data.draw(st.lists(st.sampled_from(FORWARD.output_names), min_size=1, unique=True))
+    check(FORWARD, *forward_arrays(shape), outputs=wanted, training_mode=data.draw(st.integers(0, 1)))
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (0, 3, 2), (2, 0, 3), (2, 3, 0), (0,)])
+def test_forward_of_nothing(shape):
+    Y, *statistics = call(FORWARD, *forward_arrays(shape))
+    assert Y.shape == shape and all(s.shape == (*shape, 1)[1:2] for s in statistics)
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (3, 4, 5, 6)])
+def test_forward_as_in_torch(shape):
+    arrays = forward_arrays(shape, np.float64)
+    X, scale, B, mean, variance = map(torch.tensor, arrays)
+    wanted = torch.nn.functional.batch_norm(X, mean, variance, scale, B, training=True, momentum=0.25, eps=0.01)
+    Y, running_mean, running_var, saved_mean, inv_std = call(FORWARD, *arrays, momentum=0.75, epsilon=0.01)
+    np.testing.assert_allclose(Y, wanted.numpy(), rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(running_mean, mean.numpy(), rtol=1e-10, atol=1e-12)
+    # PyTorch's running variance is that of a sample.
+    count = X.numel() / 4
+    measured = ((running_var - 0.75 * arrays[4]) / 0.25) * count / (count - 1)
+    np.testing.assert_allclose(0.75 * arrays[4] + 0.25 * measured, variance.numpy(), rtol=1e-10)
+    dY = np.random.default_rng(1).standard_normal(shape)
+    given, measured = ((dY, arrays[0], arrays[1], *some) for some in ((saved_mean, inv_std), ()))
+    for one, other in zip(call(OP, *given), call(OP, *measured, epsilon=0.01), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
+
+
+def test_forward_of_a_mean_far_from_zero_costs_no_digits():
+    X, *others = forward_arrays((4, 3, 20))
+    far = (X + np.float32(4096)).astype(np.float32)  # rounds, so what it stands for is taken back
+    near = (far.astype(np.float64) - 4096).astype(np.float32)
+    np.testing.assert_allclose(call(FORWARD, far, *others)[0], call(FORWARD, near, *others)[0], rtol=1e-3, atol=1e-3)
+
+
+def test_forward_refused():
+    X, scale, B, mean, variance = forward_arrays((2, 3, 4))
+    sentence = "input_var has shape [2], expected [3], one number for each channel of X"
+    check_refused(FORWARD, ValueError, sentence, X, scale, B, mean, variance[:2])
+    number = np.float32(1)
+    check_refused(FORWARD, ValueError, "X is a scalar, expected at least one dimension", *[number] * 5)
+
+
+@pytest.mark.parametrize("training_mode", [1, 0])
+@pytest.mark.parametrize("dtype", IN_ONNXRUNTIME)
+@pytest.mark.parametrize("shape", [(5,), (3, 4), (2, 3, 4), (2, 3, 4, 2), (0, 3, 2)])
+def test_forward_function(shape, dtype, training_mode):
+    check_functions(FORWARD, (forward_arrays(shape, dtype), {"training_mode": training_mode}))
+
+
+def _expected_forward(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Expected:
+    """Sums over channels, and a few roundings of what is made of them."""
+    dtypes = result_dtypes(op, args, kwargs)
+    precision = PRECISION[dtypes[0]]
+    x, scale, _, running, _ = wide = [in_float64(np.asarray(a)) for a in args]
+    found, few = op.definition(*wide, **kwargs), VALUE_ROUNDINGS * precision.unit
+    over, along = tuple(k for k in range(x.ndim) if k != 1), (-1, *(1,) * (x.ndim - 2))
+    count = max(1, x.size // max(1, scale.size))
+    rest = {**kwargs, "outputs": None}
+    _, new_mean, new_var, mean, inv = op.definition(*wide, **rest)
+    mean_off = var_off = np.zeros_like(mean)
+    if kwargs.get("training_mode", 1):
+        # A kernel may measure from any mean of some of the numbers: at most this far from that of all.
+        centred = x - mean.reshape(along)
+        reach = np.max(np.abs(centred), over, initial=0).ravel()
+        spread = np.abs(centred) + reach.reshape(along)
+
+        def off(terms: np.ndarray) -> np.ndarray:
+            absolute = np.sum(terms, over).ravel()
+            return bound_of_sum(precision, np.full_like(absolute, count), absolute) + few * absolute
+
+        mean_off = (off(spread) + few * np.sum(np.abs(x), over).ravel()) / count
+        var_off = (off(spread**2) + 2 * reach * off(spread)) / count
+    inv_off = inv * (inv**2 * var_off / 2 + few)
+    centred = np.abs(x - mean.reshape(along))
+    factor = np.abs(scale) * inv
+    bounds = (
+        few * (centred * factor.reshape(along) + np.abs(in_float64(np.asarray(args[2]))).reshape(along))
+        + (mean_off * factor).reshape(along) + centred * (np.abs(scale) * inv_off).reshape(along),
+        mean_off + few * (np.abs(new_mean) + np.abs(running)), var_off + few * np.abs(new_var),
+        mean_off + few * np.abs(mean), inv_off,
+    )  # fmt: skip
+    rounded = []
+    for e, b, dtype in zip(found, bounds, dtypes, strict=True):
+        stored = PRECISION[dtype]
+        rounded.append(None if e is None else with_storage(stored, e, b + stored.unit * np.abs(e)))
+    return found, tuple(rounded)
+
+
 def expected(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Expected:
     """Sums over channels, of products of a few rounded factors."""
+    if op is FORWARD:
+        return _expected_forward(op, args, kwargs)
     dtypes = result_dtypes(op, args, kwargs)
     precision = PRECISION[dtypes[0]]
     g, x, scale, *statistics = wide = [None if a is None else in_float64(np.asarray(a)) for a in args]
@@ -259,3 +380,16 @@ def node_cases() -> Iterator[NodeCase]:
 
         absent = without(["mean", "inv_std"] if measured else [])
         yield NodeCase(OP, {"type": "float16", "parameters": "float32_parameters", "statistics": absent}, mixed)
+    for dtype, shape, training_mode in itertools.product(FLOATS, [(4, 3, 20), (6, 5)], (1, 0)):
+
+        def forward(dtype=dtype, shape=shape):
+            return forward_arrays(shape, dtype)
+
+        parameters = {
+            "type": str(dtype),
+            "rank": f"rank_{len(shape)}",
+            "mode": ("inference", "training")[training_mode],
+        }
+        yield NodeCase(
+            FORWARD, parameters, forward, {"epsilon": 2.0**-7, "momentum": 0.75, "training_mode": training_mode}
+        )

@@ -22,6 +22,7 @@ from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.find_parameters import find_parameters
 from onnxgrad.passes.finish import add_own_functions, drop_dead, import_domains, restore_dimensions
 from onnxgrad.passes.prepare import PREPARE
+from onnxgrad.passes.save_batch_statistics import save_batch_statistics
 
 CALLER = "generate_artifacts"
 NEWEST_OPSET, NEWEST_IR = 21, 10  # that onnxruntime-training 1.19.2 reads
@@ -110,26 +111,6 @@ def measure_batches(draft: Draft) -> None:
             assert running is not None
             value.name = value.name or f"{node.outputs[0].name}_{running.name}"
             value.type, value.shape = running.type, running.shape
-
-
-def save_batch_statistics(draft: Draft) -> None:
-    """BatchNormalization becomes BatchNormInternal, whose statistics BatchNormalizationGrad reads."""
-    saved = {}
-    for node in _named(draft.graph, "", "BatchNormalization"):
-        attributes = [node.attributes[a] for a in ("epsilon", "momentum", "training_mode") if a in node.attributes]
-        new = ir.Node(MICROSOFT, "BatchNormInternal", node.inputs, attributes, num_outputs=5, name=node.name)
-        _insert(new, node)
-        for k, name in enumerate(("running_mean", "running_var", "saved_mean", "saved_inv_std"), 1):
-            new.outputs[k].name = f"{node.outputs[0].name}_{name}"
-        for old, value in zip(node.outputs, new.outputs, strict=False):
-            take_place(value, old)
-        _remove(node)
-        saved[new.inputs[0], new.inputs[1]] = new.outputs[3:]
-    for node in _named(draft.graph, MICROSOFT, "BatchNormalizationGrad"):
-        if len(node.inputs) < 4 or node.inputs[3] is None:
-            node.resize_inputs(5)
-            for k, value in enumerate(saved[node.inputs[1], node.inputs[2]], 3):
-                node.replace_input_with(k, value)
 
 
 def keep_max_pool_indices(draft: Draft) -> None:

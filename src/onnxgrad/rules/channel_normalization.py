@@ -97,15 +97,17 @@ def _batch_variance(g: Tensor, n: NodeView) -> Tensor | None:
     return dscale * _slope(n) * _inverse_deviation(n) * -0.5
 
 
-vjp(
-    "BatchNormalization",
-    doc="In training the gradient flows through the statistics of the batch, and not through the running ones.",
-    X=_batch_input,
-    scale=_batch_scale,
-    B=_batch_shift,
-    input_mean=_batch_mean,
-    input_var=_batch_variance,
-)
+for _name, _domain in (("BatchNormalization", ""), ("BatchNormInternal", MICROSOFT)):
+    vjp(
+        _name,
+        domain=_domain,
+        doc="In training the gradient flows through the statistics of the batch, and not through the running ones.",
+        X=_batch_input,
+        scale=_batch_scale,
+        B=_batch_shift,
+        input_mean=_batch_mean,
+        input_var=_batch_variance,
+    )
 
 
 def _written_out(n: NodeView) -> list[Tensor]:

@@ -21,6 +21,7 @@ from onnxgrad.passes.finish import FOR_SESSIONS, drop_dead
 from onnxgrad.passes.fuse_gelu import fuse_gelu
 from onnxgrad.passes.fuse_loss import fuse_losses
 from onnxgrad.passes.sample_variance import use_sample_variance
+from onnxgrad.passes.save_batch_statistics import save_batch_statistics
 from onnxgrad.passes.sink_transposes import sink_transposes
 from onnxgrad.passes.sync_batch_norm import measure_together
 from onnxgrad.passes.train_mode import SEED, Statistics, to_inference_mode, to_train_mode
@@ -103,6 +104,7 @@ def step_graph(
         _add_gradient,
         _keep_outputs_of_step,
         drop_dead,
+        save_batch_statistics,
         *([use_amx_matmul] if use_amx else []),
         *([use_depthwise_conv] if on_cpu else []),
         fuse_losses,
