@@ -4,7 +4,9 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from onnx import numpy_helper
 from tests.checks import DEVICE
 from tests.runtime.sessions import needs_provider
 from tests.train.two_layers import batch, mlp
@@ -51,3 +53,43 @@ def test_evaluation_and_batches_on_the_gpu():
     assert np.isclose(mine.step(on_gpu), expected.step(batch(1, 16)), rtol=1e-5)
     found, wanted = (t.evaluate([batch(2, 16)])["loss"] for t in (mine, expected))
     assert np.isclose(found, wanted, rtol=1e-5)
+
+
+def cnn():
+    model, random = onnx.parser.parse_model(CNN), np.random.default_rng(0)
+    shapes = {"w1": (8, 3, 3, 3), "w2": (8, 8, 3, 3), "s": (8,), "b": (8,), "mean": (8,), "var": (8,), "head": (8, 3)}
+    for name, shape in shapes.items():
+        array = np.abs(random.standard_normal(shape)) if len(shape) == 1 else random.standard_normal(shape) / 5
+        model.graph.initializer.append(numpy_helper.from_array(array.astype(np.float32), name))
+    return model
+
+
+CNN = """
+<ir_version: 9, opset_import: ["" : 17]>
+cnn (float[n, 3, 16, 16] x) => (float[n, 3] logits) {
+    c = Conv <pads = [1, 1, 1, 1]> (x, w1)
+    n1 = BatchNormalization (c, s, b, mean, var)
+    r = Relu(n1)
+    p = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (r)
+    d = Conv <pads = [1, 1, 1, 1]> (p, w2)
+    q = GlobalAveragePool(d)
+    f = Flatten(q)
+    logits = MatMul(f, head)
+}
+"""
+
+
+def test_a_network_with_batch_normalization():
+    def trained(device):
+        mine = Trainer(cnn(), losses.CrossEntropy("logits"), optim.AdamW(lr=0.01), device=device)
+        random = np.random.default_rng(1)
+        batches = [
+            {"x": random.standard_normal((8, 3, 16, 16)).astype(np.float32), "target": random.integers(0, 3, 8)}
+            for _ in range(10)
+        ]
+        return [float(mine.step(b)) for b in batches], {n: np.asarray(v) for n, v in mine.statistics.items()}
+
+    (mine, statistics), (expected, wanted) = trained("cuda"), trained("cpu")
+    assert np.allclose(mine, expected, rtol=1e-3)
+    for name, array in wanted.items():
+        assert np.allclose(statistics[name], array, rtol=1e-3, atol=1e-4)
