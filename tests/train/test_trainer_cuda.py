@@ -87,7 +87,9 @@ def test_a_network_with_batch_normalization():
             {"x": random.standard_normal((8, 3, 16, 16)).astype(np.float32), "target": random.integers(0, 3, 8)}
             for _ in range(10)
         ]
-        return [float(mine.step(b)) for b in batches], {n: np.asarray(v) for n, v in mine.statistics.items()}
+        return [float(mine.step(b)) for b in batches], {
+            n: getattr(v, "cpu", lambda v=v: v)() for n, v in mine.statistics.items()
+        }
 
     (mine, statistics), (expected, wanted) = trained("cuda"), trained("cpu")
     assert np.allclose(mine, expected, rtol=1e-3)
