@@ -28,6 +28,9 @@ from onnxgrad.passes.expand_training.registry import NOT_THERE
 DATA = Path(__file__).parents[1] / "data"
 ARTIFACTS = Path(__file__).parents[1] / "ort_training" / "artifacts_1_19_2"
 RNG = np.random.default_rng(0)
+if DEVICE == "cuda":
+    import tests.gpu  # noqa: F401, it switches TF32 off
+
 ON_A_GPU = DEVICE == "cuda"
 PROVIDERS = [("CUDAExecutionProvider", {"use_tf32": "0"})] * ON_A_GPU + ["CPUExecutionProvider"]
 pytestmark = needs_provider

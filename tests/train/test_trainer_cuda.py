@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
+from safetensors.numpy import load_file
 from tests.checks import DEVICE
 from tests.runtime.sessions import needs_provider
 from tests.train.two_layers import batch, mlp
@@ -79,19 +80,43 @@ cnn (float[n, 3, 16, 16] x) => (float[n, 3] logits) {
 """
 
 
-def test_a_network_with_batch_normalization():
-    def trained(device):
-        mine = Trainer(cnn(), losses.CrossEntropy("logits"), optim.AdamW(lr=0.01), device=device)
-        random = np.random.default_rng(1)
-        batches = [
-            {"x": random.standard_normal((8, 3, 16, 16)).astype(np.float32), "target": random.integers(0, 3, 8)}
-            for _ in range(10)
-        ]
-        return [float(mine.step(b)) for b in batches], {
-            n: getattr(v, "cpu", lambda v=v: v)() for n, v in mine.statistics.items()
-        }
+def trained(device, model, shape):
+    """Losses of ten steps, and the statistics."""
+    mine = Trainer(model, losses.CrossEntropy("logits"), optim.AdamW(lr=0.01), device=device)
+    random = np.random.default_rng(1)
+    found = [
+        float(mine.step({"x": random.standard_normal(shape).astype(np.float32), "target": random.integers(0, 3, 8)}))
+        for _ in range(10)
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        mine.save(Path(folder, "run.safetensors"))
+        saved = load_file(Path(folder, "run.safetensors"))
+    return found, {name: array for name, array in saved.items() if name.startswith("statistics/")}
 
-    (mine, statistics), (expected, wanted) = trained("cuda"), trained("cpu")
+
+def test_a_network_with_batch_normalization():
+    (mine, statistics), (expected, wanted) = (trained(device, cnn(), (8, 3, 16, 16)) for device in ("cuda", "cpu"))
     assert np.allclose(mine, expected, rtol=1e-3)
+    assert len(wanted) == 2
     for name, array in wanted.items():
         assert np.allclose(statistics[name], array, rtol=1e-3, atol=1e-4)
+
+
+LSTM = """
+<ir_version: 9, opset_import: ["" : 17]>
+lstm (float[5, n, 3] x) => (float[n, 3] logits) {
+    y, last = LSTM <hidden_size = 4> (x, w, r)
+    flat = Squeeze(last, zero)
+    logits = MatMul(flat, head)
+}
+"""
+
+
+def test_a_network_whose_gradients_are_computed_on_the_cpu():
+    """LSTM has no kernels for CUDA: what its gradient gives is brought to the GPU before the update reads it."""
+    model, random = onnx.parser.parse_model(LSTM), np.random.default_rng(0)
+    for name, shape in {"w": (1, 16, 3), "r": (1, 16, 4), "head": (4, 3)}.items():
+        model.graph.initializer.append(numpy_helper.from_array(random.standard_normal(shape).astype(np.float32), name))
+    model.graph.initializer.append(numpy_helper.from_array(np.array([0]), "zero"))
+    (mine, _), (expected, _) = (trained(device, model, (5, 8, 3)) for device in ("cuda", "cpu"))
+    assert np.allclose(mine, expected, rtol=1e-4)

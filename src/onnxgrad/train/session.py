@@ -117,6 +117,8 @@ class Session:
         for name in self._free:
             self._binding.bind_output(name, "cpu")
         run(self._session.run_with_iobinding, self._binding)
+        if self._device.name != "cpu":  # what a node on the CPU gave is on its way to the GPU, by another stream
+            self._binding.synchronize_outputs()
         if not self._free:
             return {}
         values = self._binding.get_outputs()

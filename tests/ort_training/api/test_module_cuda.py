@@ -8,6 +8,9 @@ from tests.runtime.sessions import needs_provider
 
 from onnxgrad.ort_training.api import CheckpointState, Module, Optimizer
 
+if DEVICE == "cuda":
+    import tests.gpu  # noqa: F401, it switches TF32 off
+
 pytestmark = [needs_provider, pytest.mark.skipif(DEVICE != "cuda", reason="needs a GPU")]
 
 

@@ -1,5 +1,6 @@
 """Gradients that are added up, scaled, reset or looked through, and nodes that only order others."""
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.graph.builder import builder_at_work, op
@@ -83,7 +84,9 @@ def _is_bad(x: Tensor, isinf_only: int = 0, isnan_only: int = 0) -> Tensor:
 
 def _none(bad: Tensor) -> Tensor:
     """Whether none is true; of nothing, too."""
-    return op.ReduceSum(op.Cast(bad, to=INT32.value), keepdims=0).equals(0)  # type: ignore[no-any-return]
+    counted = op.Reshape(op.Cast(bad, to=INT32.value), [-1])
+    counted = op.Concat(counted, np.zeros(1, np.int32), axis=0)  # CUDA adds up nothing that is empty
+    return op.ReduceSum(counted, keepdims=0).equals(0)  # type: ignore[no-any-return]
 
 
 @expands("IsFinite")
