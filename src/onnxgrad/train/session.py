@@ -63,14 +63,21 @@ class Session:
         self._read, self._kept = inputs, [weights, values]  # onnxruntime has their addresses
         self._device, self._validate = device, validate
         self._binding = self._session.io_binding()
-        # onnxruntime copies an array from the host to a GPU when it is bound, not when it runs: so bind it again.
-        self._moved = {n: a for n, a in inputs.items() if device.name != "cpu" and isinstance(a, np.ndarray)}
+        # onnxruntime copies an array from the host to a GPU, or from there to the host for a node on the CPU, when it is
+        # bound, not when it runs: so bind it again.
+        self._moved = {} if device.name == "cpu" else self._read_elsewhere(inputs)
         for name, array in inputs.items():
             self._bind_input(name, array)
         self._bound = list(outputs)
         self.bind_outputs(outputs)
         self._free = [o.name for o in self._session.get_outputs() if o.name not in outputs]
         self._check = self._checker([i for i in self._session.get_inputs() if i.name not in inputs])
+
+    def _read_elsewhere(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Arrays that are not where the node is that reads them."""
+        places = zip(self._session.get_inputs(), self._session.get_input_memory_infos(), strict=True)
+        on_host = {value.name for value, place in places if place.name == "Cpu"}
+        return {n: a for n, a in inputs.items() if isinstance(a, np.ndarray) != (n in on_host)}
 
     def _checker(self, free_inputs: Sequence[Any]) -> BatchChecker:
         return BatchChecker(free_inputs, on_gpu=self._device.name == "cuda")
