@@ -63,8 +63,8 @@ class Session:
         self._read, self._kept = inputs, [weights, values]  # onnxruntime has their addresses
         self._device, self._validate = device, validate
         self._binding = self._session.io_binding()
-        # onnxruntime copies an array from the host to a GPU, or from there to the host for a node on the CPU, when it is
-        # bound, not when it runs: so bind it again.
+        # onnxruntime copies an array from the host to a GPU, or from there to the host for a node on the CPU, when it
+        # is bound, not when it runs: so bind it again.
         self._moved = {} if device.name == "cpu" else self._read_elsewhere(inputs)
         for name, array in inputs.items():
             self._bind_input(name, array)
