@@ -130,8 +130,8 @@ class Parameters:
         self._expect(name)
         if self._memory.file.nominal:
             raise RuntimeError(
-                f"the checkpoint is nominal and does not hold the parameter {name!r}. Please load the parameter states "
-                "first, by Module.copy_buffer_to_parameters"
+                f"the checkpoint is nominal and does not hold the parameter {name!r}: load all parameters first, by "
+                "Module.copy_buffer_to_parameters"
             )
         return Parameter(name, self._memory)
 
@@ -139,8 +139,8 @@ class Parameters:
         self._expect(name)
         if self._memory.file.nominal:
             raise RuntimeError(
-                f"the checkpoint is nominal, so the parameter {name!r} cannot be set alone. Please load all the "
-                "parameter states first, by Module.copy_buffer_to_parameters"
+                f"the checkpoint is nominal, so the parameter {name!r} cannot be set alone: load all "
+                "parameters first, by Module.copy_buffer_to_parameters"
             )
         self._memory.write(name, value)
 

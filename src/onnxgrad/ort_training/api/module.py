@@ -154,8 +154,7 @@ class Module:
     def _expect_parameters(self) -> None:
         if self._state._memory.file.nominal:
             raise RuntimeError(
-                "Module: the checkpoint is nominal. Please load the model parameters first. copy_buffer_to_parameters "
-                "does it"
+                "Module: the checkpoint is nominal: load all parameters first, by copy_buffer_to_parameters"
             )
 
     def train(self, mode: bool = True) -> "Module":

@@ -124,8 +124,7 @@ class Optimizer:
         """One update; gradients stay as they are, or are clipped in place."""
         if self._memory.file.nominal:
             raise RuntimeError(
-                "Optimizer: the checkpoint is nominal. Please load the model parameters first. "
-                "Module.copy_buffer_to_parameters does it"
+                "Optimizer: the checkpoint is nominal: load all parameters first, by Module.copy_buffer_to_parameters"
             )
         if self._ready is not self._memory.buffers:
             self._make_momenta()

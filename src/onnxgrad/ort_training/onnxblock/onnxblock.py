@@ -67,8 +67,9 @@ class TrainingBlock(blocks.Block):
     def parameters(self) -> Parameters:
         """The initializers that are trained, and those that are frozen, in the model's order."""
         if self._parameters is None:
-            # People's code looks for this sentence of onnxruntime-training.
-            raise RuntimeError("Please build the training model first before trying to retrieve the parameters.")
+            raise RuntimeError(
+                f"{type(self).__name__} has no parameters yet: call it first, within onnxblock.base(model)"
+            )
         return self._parameters
 
     def to_model_proto(self) -> tuple[onnx.ModelProto, onnx.ModelProto]:
