@@ -171,7 +171,7 @@ def test_a_nominal_checkpoint_waits_for_its_parameters():
     for attempt in (lambda: module(*batch), optimizer.step, module.get_contiguous_parameters):
         with pytest.raises(RuntimeError, match="nominal: load all parameters first, by"):
             attempt()
-    with pytest.raises(RuntimeError, match="does not hold the parameter .*: load all parameters first"):
+    with pytest.raises(RuntimeError, match=r"does not hold the parameter .*: load all parameters first"):
         state.parameters["fc1.weight"]
     with pytest.raises(RuntimeError, match="cannot be set alone: load all parameters first"):
         state.parameters["fc1.weight"] = np.zeros((12, 6), np.float32)
