@@ -20,8 +20,13 @@ NOT_THERE = {
 
 
 def install() -> None:
-    """Makes `onnxruntime.training` of this process the modules here, whatever the installed onnxruntime has there."""
+    """Makes `onnxruntime.training` of this process the modules here, whatever the installed onnxruntime has there.
+
+    onnxruntime.InferenceSession then opens graphs with operators of onnxruntime-training, too, as it did there.
+    """
     import onnxruntime
+
+    from onnxgrad.ort_training.sessions import open_old_graphs
 
     own = sys.modules[__name__]
     for found in pkgutil.walk_packages(own.__path__, f"{__name__}."):
@@ -31,6 +36,7 @@ def install() -> None:
         if name == __name__ or name.startswith(f"{__name__}."):
             sys.modules[ORIGINAL + name.removeprefix(__name__)] = module
     onnxruntime.training = own
+    open_old_graphs(onnxruntime.InferenceSession)
 
 
 def __getattr__(name: str) -> object:

@@ -21,11 +21,11 @@ def session(model: Any, options: Any = None, providers: Sequence[Any] | None = N
     onnxruntime.SessionOptions of yours, are used as they are, with the operators added. `providers` are those of
     InferenceSession.
     """
-    foreign = _foreign(model)
-    return open_session(_expanded(model, foreign) if foreign else model, options, providers)
+    foreign = foreign_operators(model)
+    return open_session(expanded(model, foreign) if foreign else model, options, providers)
 
 
-def _foreign(model: Any) -> set[str]:
+def foreign_operators(model: Any) -> set[str]:
     """Operators that are neither ONNX's nor ours; which of them are old, imports could tell, which take their time."""
     if isinstance(model, (str, os.PathLike)):
         path = Path(model)
@@ -35,12 +35,16 @@ def _foreign(model: Any) -> set[str]:
             model = onnx.load(path, load_external_data=False)
         except Exception:  # of protobuf, or whatever reads the format: onnxruntime says what is wrong
             return set()
-    nodes: Iterable[Any] = ()
+    return {node.op_type for node in nodes_of(model) if _is_foreign(node.domain, node.op_type)}
+
+
+def nodes_of(model: Any) -> Iterable[Any]:
+    """All nodes of a model, of its functions and subgraphs too; none of anything else."""
     if isinstance(model, onnx.ModelProto):
-        nodes = (node for graph in (model.graph, *model.functions) for node in _nodes(graph))
-    elif hasattr(model, "functions"):
-        nodes = (node for graph in (model.graph, *model.functions.values()) for node in graph.all_nodes())
-    return {node.op_type for node in nodes if _is_foreign(node.domain, node.op_type)}
+        return (node for graph in (model.graph, *model.functions) for node in _nodes(graph))
+    if hasattr(model, "functions"):
+        return (node for graph in (model.graph, *model.functions.values()) for node in graph.all_nodes())
+    return ()
 
 
 def _mentions_foreign(content: bytes) -> bool:
@@ -62,7 +66,7 @@ def _is_foreign(domain: str, op_type: str) -> bool:
     return is_standard(domain) and op_type in STRAYS
 
 
-def _expanded(model: Any, foreign: set[str]) -> Any:
+def expanded(model: Any, foreign: set[str]) -> Any:
     """The model without old operators; itself, if it has none."""
     from onnxgrad.passes.expand_training import WRITERS, expand_training, show_updates
     from onnxgrad.passes.expand_training.registry import NOT_THERE
