@@ -128,3 +128,21 @@ def test_few_nodes_where_shapes_are_known():
     )
     made = onnxgrad.gradient(model, ["in_0", "in_1"])
     assert [node.op_type for node in made.graph.node if node.op_type != "Constant"] == ["Conv", "ConvGrad"]
+
+
+@pytest.mark.parametrize("activation", ["none", "silu", "swish"])
+def test_causal_conv_with_state(activation):
+    """By its definition, for which the number of channels has to be known."""
+    inputs = [normal(2, 4, 5), normal(4, 1, 3), normal(4), normal(2, 4, 2)]
+    attributes = {"activation": activation}
+    model, feeds = model_of_node("CausalConvWithState", inputs, 2, attributes=attributes, opset=27)
+    for value in (*model.graph.input, *model.graph.output):
+        if len(value.type.tensor_type.shape.dim) == 3 and value.name != "in_1":
+            value.type.tensor_type.shape.dim[0].dim_param = "batch"
+    outputs = ["out_0", "out_1"]
+    checked = onnxgrad.check_gradient(model, feeds, list(feeds), outputs)
+    assert checked.worst < 1e-6, checked
+    once = onnxgrad.gradient(model, list(feeds), outputs)
+    seeds = {"out_0_grad": normal(2, 4, 5), "out_1_grad": normal(2, 4, 2)}
+    twice = onnxgrad.check_gradient(once, {**feeds, **seeds}, ["in_0", "in_1"], ["in_0_grad", "in_1_grad"])
+    assert twice.worst < 1e-5, twice

@@ -180,6 +180,26 @@ class GlobalMaxPool(OpRun):
         return (x.max(axis=tuple(range(2, x.ndim)), keepdims=True),)
 
 
+class CausalConvWithState(OpRun):
+    """onnx.reference computes the activation in float32, whatever it is given."""
+
+    op_domain = ""
+
+    def _run(
+        self, x: Any, weight: Any, bias: Any = None, past_state: Any = None, activation: str | None = None
+    ) -> tuple[Any, Any]:
+        before = weight.shape[2] - 1
+        past = np.zeros((*x.shape[:2], before), x.dtype) if past_state is None else past_state
+        padded = np.concatenate([past, x], axis=2)
+        windows = sliding_window_view(padded, before + 1, axis=2)
+        y = np.einsum("nclk,ck->ncl", windows, weight[:, 0])
+        if bias is not None:
+            y = y + bias[:, None]
+        if activation in ("silu", "swish"):
+            y = y / (1 + np.exp(-y))
+        return y, padded[:, :, padded.shape[2] - before :]
+
+
 class GlobalLpPool(OpRun):
     """onnx.reference has none."""
 
@@ -204,4 +224,6 @@ class Pad(OpRun):
         return (np.pad(x[tuple(kept)], widths, mode=mode, **fill),)  # type: ignore[call-overload]
 
 
-WINDOWS: list[type[OpRun]] = [Conv, ConvTranspose, MaxPool, AveragePool, LpPool, GlobalMaxPool, GlobalLpPool, Pad]
+WINDOWS: list[type[OpRun]] = [
+    Conv, ConvTranspose, CausalConvWithState, MaxPool, AveragePool, LpPool, GlobalMaxPool, GlobalLpPool, Pad,
+]  # fmt: skip
