@@ -5,7 +5,7 @@ from tests.standard_cases import NO_RULE, RIGHT, WRONG, chosen_cases, outcome_of
 
 WITHOUT_RULE = {
     "Adagrad", "Adam", "AffineGrid", "ArrayFeatureExtractor", "Binarizer", "DeformConv",
-    "DequantizeLinear", "Det", "FlexAttention", "GridSample", "LinearAttention", "Loop", "MaxUnpool", "Momentum",
+    "DequantizeLinear", "FlexAttention", "GridSample", "LinearAttention", "Loop", "MaxUnpool", "Momentum",
     "OptionalGetElement", "RoiAlign", "STFT", "Scan", "TensorScatter", "TreeEnsemble",
 }  # fmt: skip
 

@@ -1,9 +1,10 @@
-"""MatMul, Gemm and Einsum."""
+"""MatMul, Gemm, Einsum and Det."""
 
 import numpy as np
 import pytest
 import torch
 from tests.gradients import check_rule, evaluate, model_of_node
+from tests.linear_rules import check_like_torch
 
 import onnxgrad
 
@@ -104,10 +105,30 @@ def test_einsum_as_pytorch(equation):
         np.testing.assert_allclose(got, x.grad, rtol=1e-12, atol=1e-14)
 
 
-def test_det_says_that_it_is_not_written():
-    model, _ = model_of_node("Det", [random(3, 3)])
-    with pytest.raises(NotImplementedError, match="the gradient of Det with respect to 'in_0' is not written"):
-        onnxgrad.gradient(model, "in_0")
+@pytest.mark.parametrize("shape", [(1, 1), (2, 2), (3, 3), (2, 1, 3, 3), (0, 2, 2)])
+def test_det(shape):
+    check_rule("Det", random(*shape))
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_det_of_singular_matrices(rank):
+    """The adjugate is zero from rank n - 2 down, and so is the gradient; the second derivative is not."""
+    check_rule("Det", np.stack([random(3, rank) @ random(rank, 3), random(3, 3)]))
+
+
+def test_det_as_in_torch():
+    check_like_torch(torch.linalg.det, "Det", random(2, 6, 6))
+
+
+def test_det_in_float16():
+    x = random(2, 3, 3).astype(np.float16)
+    for static in (True, False):
+        model, feeds = model_of_node("Det", [x], dtype=np.float16, static=static)
+        got = evaluate(onnxgrad.gradient(model, "in_0"), {**feeds, "out_0_grad": np.ones(2, np.float16)})[1]
+        assert got.dtype == np.float16
+        wide = x.astype(np.float64)
+        expected = np.linalg.det(wide)[:, None, None] * np.linalg.inv(wide).swapaxes(1, 2)
+        np.testing.assert_allclose(got, expected, rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize(

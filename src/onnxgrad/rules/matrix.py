@@ -1,4 +1,4 @@
-"""Products of matrices."""
+"""Products and determinants of matrices."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,8 @@ from onnxgrad.domains import OWN
 from onnxgrad.graph.broadcast import sum_to_shape
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
-from onnxgrad.rules import op, todo, vjp
+from onnxgrad.rules import op, vjp
+from onnxgrad.rules.shape import size_along
 
 
 def transposed(x: Tensor) -> Tensor:
@@ -83,7 +84,21 @@ def _gemm_right(g: Tensor, n: NodeView) -> Tensor:
 
 
 vjp("Gemm", A=_gemm_left, B=_gemm_right, C=lambda g, n: sum_to_shape(g, n.C) * n.beta)
-vjp("Det", X=todo)
+
+
+def _cofactors(X: Tensor) -> Tensor:
+    """Each is the determinant of X with one row replaced by a unit vector: finite also where X is singular."""
+    at = op.Range(0, op.Squeeze(size_along(X, -1), [0]), 1)
+    is_same = at.equals(op.Unsqueeze(at, [1]))
+    row, unit = op.Unsqueeze(is_same, [1, 3]), op.Unsqueeze(op.CastLike(is_same, X), [0, 2])
+    return op.Det(op.Where(row, unit, op.Unsqueeze(X, [-4, -3])))
+
+
+vjp(
+    "Det",
+    doc="By as many determinants as the matrix has elements: exact where it is singular, slow where it is large.",
+    X=lambda g, n: op.Unsqueeze(g, [-2, -1]) * _cofactors(n.X),
+)
 
 
 def _permuted(x: Tensor, perm: Sequence[int] | None) -> Tensor:
