@@ -94,7 +94,7 @@ def architectures() -> dict[str, tuple[str, Any]]:
         "deeplab_v3": segmentation("deeplabv3_mobilenet_v3_large", 2),
         "lraspp": segmentation("lraspp_mobilenet_v3_large", 4),
         "mobilenet_v4": of_timm("mobilenetv4_conv_small", 8),
-        "ghostnet": of_timm("ghostnet_100", 8),
+        "ghostnet": of_timm("ghostnet_100", 8, drop_rate=0.0),
         "deit": of_timm("deit_tiny_patch16_224", 4),
         "pvt_v2": of_timm("pvt_v2_b0", 4),
         "nf_regnet": of_timm("nf_regnet_b0", 4),
