@@ -11,12 +11,15 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx.defs import OpSchema
+from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 from onnxgrad.domains import MICROSOFT
 
 FLOATS = ["tensor(float16)", "tensor(float)", "tensor(double)", "tensor(bfloat16)"]
 OPTION = OpSchema.FormalParameterOption
+TYPE = OpSchema.AttrType
+CONV = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")  # attributes of Conv
 _DEFINITIONS: dict[str, functools.partial[Any]] = {}
 
 
@@ -28,7 +31,13 @@ def contrib(
     infer: Callable[[Any], None],
     attributes: dict[str, Any] | None = None,
 ) -> None:
-    """Registers an operator of one type and one output; `?` after an input's name makes it optional."""
+    """Registers an operator of one type and one output; `?` after an input's name makes it optional.
+
+    `attributes` are defaults, or the type of an attribute that has none.
+    """
+    given = attributes or {}
+    typed = {k: v for k, v in given.items() if isinstance(v, OpSchema.AttrType)}
+    defaults = {k: v for k, v in given.items() if k not in typed}
     schema = OpSchema(
         name,
         MICROSOFT,
@@ -42,10 +51,13 @@ def contrib(
         ],
         outputs=[OpSchema.FormalParameter(output, "T")],
         type_constraints=[("T", FLOATS, "")],
-        attributes=[OpSchema.Attribute(k, onnx.helper.make_attribute(k, v)) for k, v in (attributes or {}).items()],
+        attributes=[
+            *(OpSchema.Attribute(k, onnx.helper.make_attribute(k, v)) for k, v in defaults.items()),
+            *(OpSchema.Attribute(k, v, required=False) for k, v in typed.items()),
+        ],
     )
     schema.set_type_and_shape_inference_function(infer)
-    _DEFINITIONS[name] = functools.partial(definition, **(attributes or {}))
+    _DEFINITIONS[name] = functools.partial(definition, **defaults, **dict.fromkeys(typed))
     if not onnx.defs.has(name, MICROSOFT):  # a schema that is registered already stays
         onnx.defs.register_schema(schema)
 
@@ -126,6 +138,65 @@ def _fused_matmul(A: Any, B: Any, alpha: float, transA: int, transB: int, transB
     return np.asarray(np.matmul(left, right) * alpha)
 
 
+def _standard_shape(op_type: str, *names: str) -> Callable[[Any], None]:
+    """The output is as that of ONNX's operator with these attributes, which only reads the first two inputs' shapes."""
+
+    def infer(context: Any) -> None:
+        types = {f"input_{k}": context.get_input_type(k) for k in (0, 1)}
+        if any(t is None for t in types.values()):
+            return
+        node = onnx.helper.make_node(op_type, [*types], ["Y"])
+        node.attribute.extend(a for a in map(context.get_attribute, names) if a is not None)
+        inferred = onnx.shape_inference.infer_node_outputs(onnx.defs.get_schema(op_type), node, types)
+        context.set_output_type(0, inferred.get("Y", onnx.TypeProto()))
+
+    return infer
+
+
+def _standard(op_type: str, *inputs: Any, **attributes: Any) -> Any:
+    """The result of ONNX's operator."""
+    names = ["" if x is None else f"input_{k}" for k, x in enumerate(inputs)]
+    given = {k: v for k, v in attributes.items() if v is not None}
+    node = onnx.helper.make_node(op_type, names, ["Y"], **given)
+    return ReferenceEvaluator(node).run(None, dict(zip(names, inputs, strict=True)))[0]
+
+
+def activation_of_gemm(activation: str | None, **parameters: float | None) -> tuple[str, list[float], dict[str, float]]:
+    """An activation of FusedGemm as an operator of ONNX, its further inputs and its attributes."""
+    return activation or "Identity", [], {k: v for k, v in parameters.items() if v is not None}
+
+
+def activation_of_conv(
+    activation: str | None, parameters: Sequence[float] | None
+) -> tuple[str, list[float], dict[str, float]]:
+    """An activation of FusedConv as an operator of ONNX, its further inputs and its attributes."""
+    if activation == "Clip":
+        return "Clip", list(parameters or ()), {}
+    return activation or "Identity", [], dict(zip(("alpha", "beta"), parameters or (), strict=False))
+
+
+def _activated(x: Any, how: tuple[str, list[float], dict[str, float]]) -> Any:
+    op_type, inputs, attributes = how
+    return _standard(op_type, x, *(np.asarray(i, x.dtype) for i in inputs), **attributes)
+
+
+def _fused_gemm(
+    A: Any, B: Any, C: Any = None, *, activation: str | None, activation_alpha: float | None,
+    activation_beta: float | None, activation_gamma: float | None, **attributes: Any,
+) -> Any:  # fmt: skip
+    """activation(Gemm(A, B, C))"""
+    how = activation_of_gemm(activation, alpha=activation_alpha, beta=activation_beta, gamma=activation_gamma)
+    return _activated(_standard("Gemm", A, B, C, **attributes), how)
+
+
+def _fused_conv(
+    X: Any, W: Any, B: Any = None, Z: Any = None, *, activation: str | None, activation_params: Any, **attributes: Any
+) -> Any:
+    """activation(Conv(X, W, B) + Z)"""
+    Y = _standard("Conv", X, W, B, **attributes)
+    return _activated(Y if Z is None else Y + Z, activation_of_conv(activation, activation_params))
+
+
 contrib("Gelu", ["X"], "Y", gelu, _same_shape)
 contrib("BiasGelu", ["A", "B"], "C", _bias_gelu, _same_shape)
 contrib("FastGelu", ["X", "bias?"], "Y", fast_gelu, _same_shape)
@@ -137,4 +208,38 @@ contrib(
     _fused_matmul,
     _product_shape,
     {"alpha": 1.0, "transA": 0, "transB": 0, "transBatchA": 0, "transBatchB": 0},
+)
+contrib(
+    "FusedGemm",
+    ["A", "B", "C?"],
+    "Y",
+    _fused_gemm,
+    _standard_shape("Gemm", "transA", "transB"),
+    {
+        "alpha": 1.0,
+        "beta": 1.0,
+        "transA": 0,
+        "transB": 0,
+        "activation": TYPE.STRING,
+        "activation_alpha": TYPE.FLOAT,
+        "activation_beta": TYPE.FLOAT,
+        "activation_gamma": TYPE.FLOAT,
+    },
+)
+contrib(
+    "FusedConv",
+    ["X", "W", "B?", "Z?"],
+    "Y",
+    _fused_conv,
+    _standard_shape("Conv", *CONV),
+    {
+        "auto_pad": "NOTSET",
+        "group": 1,
+        "kernel_shape": TYPE.INTS,
+        "dilations": TYPE.INTS,
+        "strides": TYPE.INTS,
+        "pads": TYPE.INTS,
+        "activation": TYPE.STRING,
+        "activation_params": TYPE.FLOATS,
+    },
 )
