@@ -158,7 +158,8 @@ def _standard(op_type: str, *inputs: Any, **attributes: Any) -> Any:
     names = ["" if x is None else f"input_{k}" for k, x in enumerate(inputs)]
     given = {k: v for k, v in attributes.items() if v is not None}
     node = onnx.helper.make_node(op_type, names, ["Y"], **given)
-    return ReferenceEvaluator(node).run(None, dict(zip(names, inputs, strict=True)))[0]
+    (result,) = ReferenceEvaluator(node).run(None, dict(zip(names, inputs, strict=True)))
+    return result
 
 
 def activation_of_gemm(activation: str | None, **parameters: float | None) -> tuple[str, list[float], dict[str, float]]:
