@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from tests.gradients import check_rule
+from tests.gradients import check_rule, evaluate, model_of_node
 from tests.linear_rules import check_adjoint, check_like_torch
 
 import onnxgrad
@@ -140,3 +140,24 @@ def test_pytorch_does_not_train_the_row_for_padding(tmp_path):
     torch.nn.functional.mse_loss(table(ids), target).backward()
     np.testing.assert_allclose(trainer.gradients["weight"], table.weight.grad, rtol=1e-6)
     assert not trainer.gradients["weight"][0].any()
+
+
+@pytest.mark.parametrize("mode", ["linear", "circular"])
+@pytest.mark.parametrize(("past", "update", "axis"), [((2, 5, 3), (2, 2, 3), -2), ((2, 3, 2, 4), (2, 3, 2, 3), 3)])
+@pytest.mark.parametrize("has_indices", [False, True], ids=["", "indices"])
+def test_tensor_scatter(past, update, axis, mode, has_indices):
+    size = past[axis] - update[axis]
+    at = [ints(size, past[axis] - 1 if mode == "circular" else 0)] if has_indices else []
+    check_rule("TensorScatter", x(*past), x(*update), *at, opset=24, axis=axis, mode=mode)
+
+
+def test_tensor_scatter_in_float16():
+    inputs = [x(2, 4, 3), x(2, 2, 3), ints(1, 3)]
+    how = {"attributes": {"mode": "circular"}, "opset": 24, "dtype": np.float16, "static": False}
+    model, feeds = model_of_node("TensorScatter", inputs, **how)
+    g = x(2, 4, 3).astype(np.float16)
+    past, update = evaluate(onnxgrad.gradient(model, ["in_0", "in_1"]), {**feeds, "out_0_grad": g})[1:]
+    np.testing.assert_array_equal(update, np.stack([g[0, [1, 2]], g[1, [3, 0]]]))
+    expected = g.copy()
+    expected[0, [1, 2]] = expected[1, [3, 0]] = 0
+    np.testing.assert_array_equal(past, expected)

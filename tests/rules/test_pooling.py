@@ -135,3 +135,49 @@ def test_global_as_torch():
     check_torch("GlobalMaxPool", x, lambda t: functional.adaptive_max_pool2d(t, 1))
     check_torch("GlobalMaxPool", np.round(x), lambda t: functional.adaptive_max_pool2d(t, 1))
     check_torch("LpPool", x, lambda t: functional.lp_pool2d(t, 2.0, 2), kernel_shape=[2, 2], strides=[2, 2])
+
+
+UNPOOLS = {
+    "one axis": ((2, 2, 6), {"kernel_shape": [2], "strides": [2]}),
+    "two axes": ((2, 2, 4, 6), {"kernel_shape": [2, 3], "strides": [2, 3]}),
+    "overlapping windows": ((1, 2, 5, 5), {"kernel_shape": [3, 2], "strides": [1, 1]}),
+    "pads": ((1, 2, 4, 4), {"kernel_shape": [2, 2], "strides": [2, 2], "pads": [1, 1, 1, 1]}),
+}
+
+
+@pytest.mark.parametrize(("shape", "attributes"), UNPOOLS.values(), ids=UNPOOLS)
+def test_max_unpool(shape, attributes):
+    """Of two elements that go to the same place the last one stays there, and has the gradient."""
+    pool, feeds = model_of_node("MaxPool", [spaced(*shape)], 2, attributes=attributes, opset=OPSET)
+    pooled, indices = evaluate(pool, feeds)
+    check_rule("MaxUnpool", RNG.standard_normal(pooled.shape), indices, opset=OPSET, **attributes)
+
+
+def test_max_unpool_with_output_shape():
+    """In onnxruntime indices count in the output's shape, as in PyTorch; not so in onnx.reference."""
+    x, attributes = RNG.standard_normal((2, 3, 2, 2)), {"kernel_shape": [2, 2], "strides": [2, 2]}
+    size = np.array([2, 3, 5, 5])
+    shifts = 16 * np.arange(6).reshape(2, 3, 1, 1)
+    indices = np.array([[5, 7], [13, 15]]) + shifts
+    model, feeds = model_of_node("MaxUnpool", [x, indices, size], attributes=attributes, opset=OPSET, static=False)
+    assert onnxgrad.check_gradient(model, feeds, "in_0").worst < 1e-6
+    for dtype in (np.float32, np.float16):
+        model, feeds = model_of_node("MaxUnpool", [x, indices, size], attributes=attributes, opset=OPSET, dtype=dtype)
+        g = RNG.standard_normal(size).astype(dtype)
+        got = evaluate(onnxgrad.gradient(model, "in_0"), {**feeds, "out_0_grad": g})[1]
+        np.testing.assert_array_equal(got, g.ravel()[indices])
+
+
+def test_max_unpool_as_in_torch():
+    given = torch.from_numpy(spaced(2, 3, 7, 6))
+    pooled, indices = functional.max_pool2d(given, 2, return_indices=True)
+    pooled.requires_grad_()
+    result = functional.max_unpool2d(pooled, indices, 2, output_size=(7, 6))
+    g = torch.from_numpy(RNG.standard_normal(result.shape))
+    result.backward(g)
+    planes = 42 * np.arange(6).reshape(2, 3, 1, 1)  # PyTorch counts in each plane
+    inputs = [pooled.detach().numpy(), indices.numpy() + planes, np.array([2, 3, 7, 6])]
+    attributes = {"kernel_shape": [2, 2], "strides": [2, 2]}
+    model, feeds = model_of_node("MaxUnpool", inputs, attributes=attributes, opset=OPSET, dtype=np.float32)
+    got = evaluate(onnxgrad.gradient(model, "in_0"), {**feeds, "out_0_grad": g.numpy().astype(np.float32)})[1]
+    np.testing.assert_array_equal(got, pooled.grad.numpy().astype(np.float32))

@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from tests.gradients import check_rule
+from tests.gradients import check_rule, evaluate, model_of_node
 from tests.linear_rules import check_adjoint, check_like_torch
+
+import onnxgrad
 
 RNG = np.random.default_rng(0)
 
@@ -100,3 +102,18 @@ def test_like_torch():
     check_like_torch(lambda a: torch.nn.functional.pixel_shuffle(a, 2), "DepthToSpace", x(2, 8, 2, 3), **shuffled)
     check_like_torch(lambda a: a.triu(-1), "Trilu", x(3, 4), np.array(-1, np.int64))
     check_like_torch(lambda a, b: torch.cat([a, b], 1), "Concat", x(2, 3), x(2, 1), wrt=[0, 1], attributes={"axis": 1})
+
+
+@pytest.mark.parametrize("numbers", [(1.0, 3.2, 0.5), (2.0, -1.3, -0.7), (1.0, 0.5, 1.0)])
+def test_range(numbers):
+    check_rule("Range", *map(np.array, numbers), wrt=[0, 2])
+
+
+def test_range_as_in_torch():
+    start, delta = torch.tensor(0.5, requires_grad=True), torch.tensor(0.25, requires_grad=True)
+    result = start + delta * torch.arange(7)
+    g = RNG.standard_normal(7).astype(np.float32)
+    result.backward(torch.from_numpy(g))
+    model, feeds = model_of_node("Range", [np.array(0.5), np.array(2.2), np.array(0.25)], dtype=np.float32)
+    got = evaluate(onnxgrad.gradient(model, ["in_0", "in_2"]), {**feeds, "out_0_grad": g})[1:]
+    np.testing.assert_allclose(got, [start.grad, delta.grad], rtol=1e-6)

@@ -7,7 +7,7 @@ from onnxgrad.domains import MICROSOFT
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.rules import nondiff, op, vjp
-from onnxgrad.rules.shape import filled_like, reshaped_like
+from onnxgrad.rules.shape import filled_like, reshaped_like, size_along
 
 INT64_MAX = 2**63 - 1
 
@@ -251,3 +251,23 @@ def _cum_prod(g: Tensor, n: NodeView) -> Tensor:
 
 
 vjp("CumProd", x=_cum_prod, axis=nondiff)
+
+
+def _written(g: Tensor, n: NodeView) -> Tensor:
+    """What stands in `g` where TensorScatter wrote."""
+    axis = n.axis % n.update.rank
+    if n.write_indices is None:
+        return op.Slice(g, [0], size_along(n.update, axis), [axis])
+    at = op.Unsqueeze(n.write_indices, [1]) + op.Range(0, op.Squeeze(size_along(n.update, axis), [0]), 1)
+    if n.mode == "circular":
+        at = op.Mod(at, size_along(g, axis))
+    ones = [k for k in range(1, n.update.rank) if k != axis]
+    return op.GatherElements(g, op.Expand(op.Unsqueeze(at, ones), op.Shape(n.update)), axis=axis)
+
+
+vjp(
+    "TensorScatter",
+    past_cache=lambda g, n: op.TensorScatter(g, filled_like(n.update, 0), n.write_indices, axis=n.axis, mode=n.mode),
+    update=_written,
+    write_indices=nondiff,
+)

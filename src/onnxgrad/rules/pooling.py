@@ -4,6 +4,7 @@ from math import prod
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
 from onnxgrad.domains import OWN
 from onnxgrad.graph.builder import builder_at_work
@@ -12,6 +13,7 @@ from onnxgrad.graph.tensor import Tensor
 from onnxgrad.rules import nondiff, op, vjp
 from onnxgrad.rules.convolution import Windows, integers, known, spatial, spread, windows_of
 
+PART = 2**16  # of the numbers in _max_unpool
 FIRST = "Where several elements of a window tie, the first gets the gradient, as in PyTorch's pools."
 
 
@@ -124,3 +126,26 @@ def _global_max(g: Tensor, n: NodeView) -> Tensor:
 vjp("GlobalAveragePool", X=_global_average)
 vjp("GlobalMaxPool", doc=FIRST, X=_global_max)
 vjp("GlobalLpPool", X=lambda g, n: _norm_derivative(n.X, n.p) * _over_norm(g, n.Y, n.p))
+
+
+def _max_unpool(g: Tensor, n: NodeView) -> Tensor:
+    """Unpools the numbers of the elements, counted from 1, to see where each went.
+
+    onnxruntime's indices count in output_shape, those of onnx.reference in the shape without it. The numbers go in two
+    parts, since float32 counts to 2**24.
+    """
+    X = n.X
+    size = op.Reshape(op.Size(X), [1])
+    numbers = op.Reshape(op.Range(0, op.Squeeze(size, [0]), 1), op.Shape(X))
+    attributes = {"kernel_shape": n.kernel_shape, "pads": n.pads, "strides": n.strides}
+
+    def unpooled(part: Tensor) -> Tensor:
+        moved = op.MaxUnpool(op.Cast(part, to=ir.DataType.FLOAT), n.I, n.output_shape, **attributes)
+        return op.Cast(moved, to=ir.DataType.INT64)
+
+    element = op.Reshape(unpooled(numbers / PART) * PART + unpooled(op.Mod(numbers, PART) + 1), [-1])
+    dX = op.GatherElementsGrad(op.Reshape(g, [-1]), size + 1, element, axis=0)
+    return op.Reshape(op.Slice(dX, [1], size + 1, [0]), op.Shape(X))
+
+
+vjp("MaxUnpool", X=_max_unpool, I=nondiff, output_shape=nondiff)

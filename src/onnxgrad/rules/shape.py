@@ -23,7 +23,13 @@ vjp("Unsqueeze", data=lambda g, n: reshaped_like(g, n.data), axes=nondiff)
 vjp("Flatten", input=lambda g, n: reshaped_like(g, n.input))
 vjp("Expand", broadcast=True, input=lambda g, n: g, shape=nondiff)
 
-no_gradient("Shape", "Size", "ConstantOfShape", "NonZero", "Range", "EyeLike")
+no_gradient("Shape", "Size", "ConstantOfShape", "NonZero", "EyeLike")
+vjp(
+    "Range",
+    start=lambda g, n: op.ReduceSum(g, keepdims=0),
+    limit=nondiff,
+    delta=lambda g, n: op.ReduceSum(g * op.CastLike(op.Range(0, op.Size(g), 1), g), keepdims=0),
+)
 
 
 def filled_like(x: Tensor, number: float) -> Tensor:
