@@ -5,7 +5,7 @@ from tests.standard_cases import NO_RULE, RIGHT, WRONG, chosen_cases, outcome_of
 
 WITHOUT_RULE = {
     "Adagrad", "Adam", "AffineGrid", "ArrayFeatureExtractor", "Binarizer", "DeformConv",
-    "DequantizeLinear", "FlexAttention", "GridSample", "LinearAttention", "Loop", "Momentum",
+    "FlexAttention", "GridSample", "LinearAttention", "Loop", "Momentum",
     "OptionalGetElement", "RoiAlign", "STFT", "Scan", "TreeEnsemble",
 }  # fmt: skip
 

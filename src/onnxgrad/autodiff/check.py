@@ -69,6 +69,21 @@ class Mean(OpRun):
         return (sum(inputs) / len(inputs),)
 
 
+class DynamicQuantizeLinear(OpRun):
+    """onnx.reference computes the scale in float32, whatever it is given."""
+
+    op_domain = ""
+
+    def _run(self, x: Any) -> tuple[Any, Any, Any]:
+        low, high = np.min(x, initial=0), np.max(x, initial=0)
+        scale = np.asarray((high - low) / 255 if high > low else 1, x.dtype)
+        zero_point = np.rint(-low / scale)
+        return np.clip(np.rint(x / scale) + zero_point, 0, 255).astype(np.uint8), scale, zero_point.astype(np.uint8)
+
+
+OWN_OPS = [Erf, Gelu, Mean, DynamicQuantizeLinear, *NORMALIZATIONS, *RECURRENT, *WINDOWS]
+
+
 class Compared(NamedTuple):
     """One input: its gradient and the difference quotient, both along the direction where they differ most."""
 
@@ -216,7 +231,7 @@ def evaluator(model: onnx.ModelProto, new_ops: Sequence[type[OpRun]] = ()) -> Ca
         session = session_if_possible(model)
     if session is not None:
         return lambda feeds: list(run(session.run, None, {n: np.asarray(feeds[n]) for n in names}))
-    ours: list[Any] = [*reference_ops(), *contrib_ops(), Erf, Gelu, Mean, *NORMALIZATIONS, *RECURRENT, *WINDOWS]
+    ours: list[Any] = [*reference_ops(), *contrib_ops(), *OWN_OPS]
     reference = ReferenceEvaluator(_with_named_outputs(model), new_ops=[*new_ops, *ours])
     return lambda feeds: list(reference.run(None, {n: np.asarray(feeds[n]) for n in names}))
 
@@ -283,4 +298,5 @@ def _smooth(proto: onnx.ModelProto) -> list[str]:
 
 def _wide(array: Any) -> Any:
     array = np.asarray(array)
-    return array.astype(np.float64) if array.dtype.kind == "f" or array.dtype.name == "bfloat16" else array
+    wide = array.dtype.kind == "f" and array.dtype.itemsize > 1  # float8 is for quantized numbers
+    return array.astype(np.float64) if wide or array.dtype.name == "bfloat16" else array

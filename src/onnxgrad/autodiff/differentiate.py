@@ -108,7 +108,11 @@ def sources(
     result = listed(str(v.name) for v in results)
     if wrt is None:
         roles = draft.roles
-        found = [v for n, v in graph.initializers.items() if v in reached and n in roles and roles[n].is_parameter]
+        found = [
+            v
+            for n, v in graph.initializers.items()
+            if v in reached and n in roles and roles[n].is_parameter and _is_float(v)
+        ]
         if not found:
             others = [n for n, v in named.items() if v in reached and _is_float(v)]
             raise ValueError(
@@ -143,7 +147,8 @@ def sources(
 
 
 def _is_float(value: ir.Value) -> bool:
-    return value.dtype is not None and value.dtype.is_floating_point()
+    """Numbers of 8 bits or fewer are quantized ones, which are no more moved than integers are."""
+    return value.dtype is not None and value.dtype.is_floating_point() and value.dtype.bitwidth > 8
 
 
 def _seeds(builder: Builder, results: list[ir.Value]) -> dict[ir.Value, Tensor]:

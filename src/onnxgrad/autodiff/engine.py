@@ -16,6 +16,8 @@ from onnxgrad.graph.tensor import Tensor
 from onnxgrad.passes.resolve_sequences import SEQUENCE_OPERATORS
 from onnxgrad.rules.registry import RULES, Function, Rule, nondiff, todo
 
+QUANTIZE, DEQUANTIZE = [("", "QuantizeLinear"), ("", "DynamicQuantizeLinear")], ("", "DequantizeLinear")
+
 
 class NoRuleError(NotImplementedError):
     """An operator on the way has no gradient rule; whoever asked for the gradient adds what else can be done."""
@@ -46,7 +48,10 @@ def inputs_with_rules(node: ir.Node) -> list[tuple[ir.Value, Function | Any, int
         variadic = _is_variadic(rule.op_type, rule.domain, at)
         if k >= len(names) and not variadic:
             break
-        found.append((value, rule.by_input[names[at]], k - at if variadic else None))
+        function = (
+            rule.by_input[names[at]] if _is_float(value) or (rule.domain, rule.op_type) == DEQUANTIZE else nondiff
+        )
+        found.append((value, function, k - at if variadic else None))
     return found
 
 
@@ -234,6 +239,16 @@ def _is_variadic(op_type: str, domain: str, at: int) -> bool:
 
 
 def _may_have_gradient(value: ir.Value) -> bool:
+    """Also integers, from a quantization to DequantizeLinear: the gradient is that of the numbers before rounding."""
+    producer = value.producer()
+    return _is_float(value) or (
+        producer is not None
+        and (_domain(producer), producer.op_type) in QUANTIZE
+        and any((_domain(user), user.op_type) == DEQUANTIZE for user, _ in value.uses())
+    )
+
+
+def _is_float(value: ir.Value) -> bool:
     return value.dtype is None or value.dtype.is_floating_point()
 
 
