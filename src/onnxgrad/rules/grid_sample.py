@@ -61,10 +61,8 @@ def _samples(n: NodeView) -> Samples:
     for k in each:
         along = _along(index, k, rank - 1 - k)
         numbers = op.Unsqueeze(numbers, [-1]) * op.Gather(sizes, k) + along
-    channels_last = op.Transpose(n.X, perm=[0, *range(2, rank + 2), 1])
-    rows = op.Reshape(channels_last, op.Concat([-1], op.Shape(n.X, start=1, end=2), axis=0))
     return Samples(
-        rows,
+        rows_of(n.X),
         numbers,
         [_along(weights, k, rank - 1 - k) for k in each],
         [_along(derivatives, k, rank - 1 - k) for k in each],
@@ -110,12 +108,23 @@ def _product(factors: list[Tensor]) -> Tensor:
     return total
 
 
+def rows_of(X: Tensor) -> Tensor:
+    """An image as a matrix, with the channels of each element in a row."""
+    channels_last = op.Transpose(X, perm=[0, *range(2, X.rank), 1])
+    return op.Reshape(channels_last, op.Concat([-1], op.Shape(X, start=1, end=2), axis=0))
+
+
+def summed_rows(g: Tensor, rows: Tensor, numbers: Tensor, X: Tensor) -> Tensor:
+    """The gradient of an image whose rows were read by their numbers."""
+    shape = op.Gather(op.Shape(X), [0, *range(2, X.rank), 1])
+    summed = op.Reshape(op.GatherGrad(op.Shape(rows), numbers, g), shape, allowzero=1)
+    return op.Transpose(summed, perm=[0, X.rank - 1, *range(1, X.rank - 1)])
+
+
 def _of_image(g: Tensor, n: NodeView) -> Tensor:
     rank, s = n.X.rank - 2, _samples(n)
     each = op.Unsqueeze(in_type(_product(s.weights), g.dtype), [-1]) * _channels_last(g, rank)
-    summed = op.GatherGrad(op.Shape(s.rows), s.numbers, each)
-    shape = op.Gather(op.Shape(n.X), [0, *range(2, rank + 2), 1])
-    return op.Transpose(op.Reshape(summed, shape, allowzero=1), perm=[0, rank + 1, *range(1, rank + 1)])
+    return summed_rows(each, s.rows, s.numbers, n.X)
 
 
 def _of_grid(g: Tensor, n: NodeView) -> Tensor | None:

@@ -1,0 +1,56 @@
+"""RoiAlign: both modes, fixed and adaptive numbers of places, regions that leave the image or have no extent."""
+
+import numpy as np
+import pytest
+from tests.gradients import check_rule, evaluate, model_of_node
+
+import onnxgrad
+
+RNG = np.random.default_rng(0)
+X = RNG.standard_normal((2, 3, 6, 7))
+ROIS = np.array(
+    [[0.1, 0.2, 4.3, 4.1], [1.2, 2.1, 9.3, 5.4], [-2.3, -1.6, 3.1, 3.3], [3.1, 3.2, 3.4, 3.5], [9.1, 9.2, 20.3, 22.4]]
+)
+IMAGES = np.array([0, 1, 1, 0, 1])
+SIZES = {"output_height": 2, "output_width": 3, "spatial_scale": 0.875}
+
+
+@pytest.mark.parametrize("coordinate_transformation_mode", ["half_pixel", "output_half_pixel"])
+@pytest.mark.parametrize("sampling_ratio", [0, 2])
+@pytest.mark.parametrize("mode", ["avg", "max"])
+def test_rule(mode, sampling_ratio, coordinate_transformation_mode):
+    given = {"mode": mode, "sampling_ratio": sampling_ratio}
+    given["coordinate_transformation_mode"] = coordinate_transformation_mode
+    twice = sampling_ratio == 2 and coordinate_transformation_mode == "half_pixel"
+    check_rule("RoiAlign", X, ROIS, IMAGES, twice=twice, **SIZES, **given)
+
+
+@pytest.mark.parametrize("mode", ["avg", "max"])
+def test_opset_10(mode):
+    check_rule("RoiAlign", X, ROIS, IMAGES, opset=10, twice=False, mode=mode, **SIZES)
+
+
+def test_region_turned_inside_out():
+    """It has no places in its bins, and passes nothing on."""
+    rois = np.array([[5.0, 4.0, 2.0, 1.0], [0.5, 0.5, 3.0, 3.0]])
+    for mode in ("avg", "max"):
+        model, feeds = model_of_node("RoiAlign", [X, rois, IMAGES[:2]], attributes={"mode": mode, **SIZES})
+        seed = RNG.standard_normal((2, 3, 2, 3))
+        _, dX, drois = evaluate(onnxgrad.gradient(model, ["in_0", "in_1"]), {**feeds, "out_0_grad": seed})
+        assert not dX[0].any()
+        assert dX[1].any()
+        assert not drois[0].any()
+        assert drois[1].all()
+
+
+def test_float16():
+    seed, found = RNG.standard_normal((5, 3, 2, 3)), []
+    rois = np.array(ROIS, np.float16)
+    for dtype in (np.float16, np.float64):
+        inputs = [X.astype(np.float16), rois, IMAGES]
+        model, feeds = model_of_node("RoiAlign", inputs, attributes={"sampling_ratio": 2, **SIZES}, dtype=dtype)
+        once = onnxgrad.gradient(model, ["in_0", "in_1"])
+        found.append(evaluate(once, {**feeds, "out_0_grad": seed.astype(np.float16).astype(dtype)}))
+    for half, wide in zip(*found, strict=True):
+        assert half.dtype == np.float16
+        np.testing.assert_allclose(half, wide, rtol=1e-2, atol=1e-2)
