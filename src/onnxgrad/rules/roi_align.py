@@ -19,7 +19,7 @@ ROWS, COLUMNS = [2, 4], [1, 3]  # axes, in [regions, bins, bins, reads, reads], 
 class Reads(NamedTuple):
     """What the bins of all regions read along one axis: [regions, bins, reads]."""
 
-    positions: Tensor
+    at: Tensor  # positions of elements
     weights: Tensor
     of_start: Tensor  # derivatives of the weights, by where the region begins
     of_end: Tensor
@@ -80,9 +80,9 @@ class Bins:
     def __init__(self, g: Tensor, n: NodeView) -> None:
         self.n, self.rows = n, rows_of(n.X)
         self.down, self.across = _reads(n, 0), _reads(n, 1)
-        image = op.Unsqueeze(in_type(n.batch_indices, self.down.positions.dtype), [1, 2, 3, 4])
+        image = op.Unsqueeze(in_type(n.batch_indices, self.down.at.dtype), [1, 2, 3, 4])
         height, width = (op.Shape(n.X, start=k, end=k + 1) for k in (2, 3))
-        self.numbers = (image * height + self.outer(self.down.positions, 0)) * width + self.outer(self.across.positions, 1)
+        self.numbers = (image * height + self.outer(self.down.at, 0)) * width + self.outer(self.across.at, 1)
         weights = self.outer(self.down.weights, 0) * self.outer(self.across.weights, 1)
         self.weights = op.Unsqueeze(in_type(weights, g.dtype), [-1])
         self.g = op.Unsqueeze(op.Transpose(g, perm=[0, 2, 3, 1]), [3, 4])
