@@ -4,9 +4,9 @@ import pytest
 from tests.standard_cases import NO_RULE, RIGHT, WRONG, chosen_cases, outcome_of
 
 WITHOUT_RULE = {
-    "Adagrad", "Adam", "AffineGrid", "ArrayFeatureExtractor", "Binarizer", "DeformConv",
+    "Adagrad", "Adam", "ArrayFeatureExtractor", "Binarizer", "DeformConv",
     "FlexAttention", "GridSample", "LinearAttention", "Loop", "Momentum",
-    "OptionalGetElement", "RoiAlign", "STFT", "Scan", "TreeEnsemble",
+    "OptionalGetElement", "RoiAlign", "Scan", "TreeEnsemble",
 }  # fmt: skip
 
 

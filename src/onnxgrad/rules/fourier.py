@@ -1,6 +1,8 @@
-"""The discrete Fourier transform: its gradient is a transform in the other direction."""
+"""Discrete Fourier transforms, of a whole signal or of its frames: the gradient is one in the other direction."""
 
 from typing import Any
+
+import onnx_ir as ir
 
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
@@ -48,3 +50,42 @@ def _resized(x: Tensor, axis: Tensor, size: Tensor) -> Tensor:
 
 
 vjp("DFT", input=_dft, dft_length=nondiff, axis=nondiff)
+
+
+def _frames(n: NodeView) -> tuple[Tensor, Tensor]:
+    """Where STFT's frames read the signal, [frames, elements], and the number of elements in a vector."""
+    if n.window is not None:
+        length = op.Shape(n.window)
+    elif n.frame_length is not None:
+        length = op.Cast(op.Reshape(n.frame_length, [1]), to=ir.DataType.INT64)
+    else:
+        length = size_along(n.signal, 1)
+    count, elements = (op.Range(0, op.Squeeze(size, [0]), 1) for size in (size_along(n.output, 1), length))
+    step = op.Cast(op.Reshape(n.frame_step, [1]), to=ir.DataType.INT64)
+    return op.Unsqueeze(count * step, [1]) + elements, length
+
+
+def _of_windowed_frames(g: Tensor, n: NodeView, length: Tensor) -> Tensor:
+    """The gradient of what STFT transforms."""
+    if n.onesided:  # nothing depends on the other half
+        g = _resized(g, n.builder.constant([2], ir.DataType.INT64), length)
+    has_axis_input = n.builder.opsets[""] >= AXIS_IS_INPUT
+    back = op.DFT(g, None, 2, inverse=1) if has_axis_input else op.DFT(g, None, axis=2, inverse=1)
+    back = back * op.CastLike(length, g)
+    return back if n.signal.shape[-1] == 2 else op.Slice(back, [0], size_along(n.signal, -1), [-1])
+
+
+def _stft_signal(g: Tensor, n: NodeView) -> Tensor:
+    at, length = _frames(n)
+    frames = _of_windowed_frames(g, n, length)
+    if n.window is not None:
+        frames = frames * op.Unsqueeze(n.window, [1])
+    return op.GatherGrad(op.Shape(n.signal), at, frames, axis=1)
+
+
+def _stft_window(g: Tensor, n: NodeView) -> Tensor:
+    at, length = _frames(n)
+    return op.ReduceSum(_of_windowed_frames(g, n, length) * op.Gather(n.signal, at, axis=1), [0, 1, 3], keepdims=0)
+
+
+vjp("STFT", signal=_stft_signal, frame_step=nondiff, window=_stft_window, frame_length=nondiff)
