@@ -106,6 +106,17 @@ def test_mean_of_no_elements():
     assert evaluate(onnxgrad.gradient(model, "in_0"), feeds)[1].shape == (0, 3, 4)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("static", [True, False], ids=["known", "unknown"])
+@pytest.mark.parametrize("name", NAMES)
+def test_an_axis_without_elements(name, static, dtype):
+    """The gradient has none, also where the result is infinite."""
+    inputs = [np.zeros((2, 0, 4)), axes(1)]
+    model, feeds = model_of_node(name, inputs, dtype=dtype, static=static, fixed=[1])
+    got = evaluate(onnxgrad.gradient(model, "in_0"), {**feeds, "out_0_grad": np.ones((2, 1, 4), dtype)})[1]
+    assert (got.shape, got.dtype) == ((2, 0, 4), dtype)
+
+
 def test_mean_of_more_than_float16_holds():
     x = np.zeros((300, 300))
     for static in (True, False):
