@@ -11,7 +11,7 @@ from onnx import defs
 from onnxgrad.domains import is_standard
 from onnxgrad.graph.broadcast import sum_to_shape
 from onnxgrad.graph.builder import Builder, builder_at_work, op, schema_of
-from onnxgrad.graph.node import NodeView
+from onnxgrad.graph.node import NodeView, captured
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.passes.resolve_sequences import SEQUENCE_OPERATORS
 from onnxgrad.rules.registry import RULES, Function, Rule, nondiff, todo
@@ -40,6 +40,9 @@ def rule_of(node: ir.Node) -> Rule:
 def inputs_with_rules(node: ir.Node) -> list[tuple[ir.Value, Function | Any, int | None]]:
     """Each input that is there, with what the rule has for it, and its number if the rule's input is variadic."""
     rule = rule_of(node)
+    if rule.subgraphs is not None:
+        smooth = [v for k, v in enumerate(node.inputs) if v is not None and rule.of_input(k) is not nondiff]
+        return [(v, rule.subgraphs, None) for v in dict.fromkeys((*smooth, *captured(node)))]
     names, found = rule.names, []
     for k, value in enumerate(node.inputs):
         if value is None:
@@ -94,14 +97,8 @@ def needed_for(nodes: Sequence[ir.Node], results: set[ir.Value]) -> set[ir.Node]
 
 
 def values_read(node: ir.Node) -> list[ir.Value]:
-    """A node's inputs, and what its subgraphs read of the graph that it is in."""
-    read = [v for v in node.inputs if v is not None]
-    graphs = [a.value for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH]
-    graphs += [g for a in node.attributes.values() if a.type == ir.AttributeType.GRAPHS for g in a.value]
-    for graph in graphs:
-        inner = [v for n in graph.all_nodes() for v in n.inputs if v is not None]
-        read += [v for v in (*inner, *graph.outputs) if v.graph is node.graph]
-    return read
+    """A node's inputs, and what its subgraphs read of the graphs around them."""
+    return [*(v for v in node.inputs if v is not None), *captured(node)]
 
 
 def write_gradient(builder: Builder, seeds: dict[ir.Value, Tensor], wrt: Sequence[ir.Value]) -> dict[ir.Value, Tensor]:
@@ -143,6 +140,11 @@ def _parts_of(
     rule = rule_of(node)
     schema = schema_of(node.op_type, _domain(node), builder.opsets) if defs.has(node.op_type, _domain(node)) else None
     view = NodeView(builder, node, schema, rule.names, grads, write_gradient)
+    if rule.subgraphs is not None:
+        try:
+            return list(rule.subgraphs(view, [v for v, _, _ in inputs_with_rules(node) if v in live]))
+        except ValueError as error:
+            raise ValueError(f"gradient of {node.op_type} (node {node.name!r}): {error}") from error
     if not rule.outputs and any(g is not None for g in grads[1:]):
         k = next(k for k, g in enumerate(grads) if k and g is not None)
         raise NoRuleError(

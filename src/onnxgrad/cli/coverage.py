@@ -46,5 +46,6 @@ def rules() -> list[RuleRow]:
         # A node that is rewritten leaves its gradient to what takes its place.
         unwritten = [i for i, f in rule.by_input.items() if f is todo and rule.rewrite is None]
         gradient = [i for i in rule.by_input if i not in none and i not in unwritten]
+        gradient += ["what subgraphs read from outside"] if rule.subgraphs is not None else []
         rows.append(RuleRow(name, domain, gradient, none, unwritten, rule.doc))
     return rows

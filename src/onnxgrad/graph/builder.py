@@ -44,12 +44,18 @@ _current: contextvars.ContextVar["Builder"] = contextvars.ContextVar("builder")
 class Builder:
     """Writes nodes at the end of a graph."""
 
-    def __init__(self, graph: ir.Graph) -> None:
-        self.graph, self.opsets = graph, graph.opset_imports
+    def __init__(self, graph: ir.Graph, outer: "Builder | None" = None) -> None:
+        """Of a subgraph, `outer` writes into the graph around it: names in the two differ."""
+        self.graph = graph
+        self.opsets: dict[str, int] = graph.opset_imports if outer is None else outer.opsets
         self.scope = ""  # what names begin with
-        self._names = {v.name for v in graph.inputs} | set(graph.initializers)
-        self._node_names = {node.name for node in graph}
-        self._names.update(v.name for node in graph for v in node.outputs)
+        if outer is None:
+            graphs = (graph, *graph.subgraphs())
+            self._names = {v.name for g in graphs for v in (*g.inputs, *g.initializers.values())}
+            self._node_names = {node.name for node in graph.all_nodes()}
+            self._names.update(v.name for node in graph.all_nodes() for v in node.outputs)
+        else:
+            self._names, self._node_names = outer._names, outer._node_names
         self._contents: dict[ir.Value, tuple[Dim, ...]] = {}  # of vectors that hold a shape
         self._inferred: dict[Any, list[tuple[ir.DataType, Any] | None]] = {}  # outputs, by what makes them
 
@@ -110,6 +116,30 @@ class Builder:
         if domain and domain not in self.opsets:
             self.opsets[domain] = 1
         return tuple(self.tensor(v) for v in node.outputs)
+
+    def control_flow(
+        self, op_type: str, inputs: Sequence[Tensor], attributes: dict[str, Any], like: Sequence[ir.Value]
+    ) -> list[Tensor]:
+        """The outputs of a node with subgraphs, whose types and shapes are those of other values."""
+        given = [ir.convenience.convert_attribute(k, v) for k, v in attributes.items() if v != []]
+        node = ir.Node("", op_type, [t.value for t in inputs], given, num_outputs=len(like))
+        node.name = self._fresh(f"{self.scope}/{op_type}", self._node_names)
+        for k, (value, other) in enumerate(zip(node.outputs, like, strict=True)):
+            value.name = self._fresh(f"{node.name}_output_{k}", self._names)
+            value.type, value.shape = other.type, other.shape
+        self.graph.append(node)
+        return [self.tensor(v) for v in node.outputs]
+
+    def copy_of_subgraph(self, graph: ir.Graph) -> "Builder":
+        """A builder that writes into a copy of a subgraph, whose nodes and values get names of their own."""
+        copy = graph.clone(allow_outer_scope_values=True)
+        for node in copy.all_nodes():
+            node.name = self._fresh(f"{self.scope}/{node.name or node.op_type}", self._node_names)
+        inputs = [v for g in (copy, *copy.subgraphs()) for v in g.inputs]
+        for value in (*inputs, *(v for node in copy.all_nodes() for v in node.outputs)):
+            if value.name:
+                value.name = self._fresh(f"{self.scope}/{value.name}", self._names)
+        return Builder(copy, self)
 
     def binary(self, op_type: str, a: Any, b: Any) -> Tensor:
         """An operator of two inputs; what changes nothing is left out."""

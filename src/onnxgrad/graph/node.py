@@ -73,13 +73,31 @@ class NodeView:
         self.builder.ask_for_outputs(self.node, k + 1)
         return self.builder.tensor(self.node.outputs[k])
 
-    def write_gradient(self, seeds: dict[ir.Value, Tensor], wrt: Sequence[ir.Value]) -> dict[ir.Value, Tensor]:
-        """The gradients of `wrt`, given those of nodes that a rule wrote itself."""
-        return self._write_gradient(self.builder, seeds, wrt)
+    def write_gradient(
+        self, seeds: dict[ir.Value, Tensor], wrt: Sequence[ir.Value], builder: Builder | None = None
+    ) -> dict[ir.Value, Tensor]:
+        """The gradients of `wrt`, given those of nodes that a rule wrote itself, with a builder of its own maybe."""
+        return self._write_gradient(builder or self.builder, seeds, wrt)
 
     def grad(self, k: int) -> Tensor | None:
         """The gradient of the k-th output, if anything depends on it."""
         return self.grads[k] if k < len(self.grads) else None
+
+
+def captured(node: ir.Node) -> list[ir.Value]:
+    """What the subgraphs of a node read of the graphs around them."""
+    found: dict[ir.Value, None] = {}
+    for graph in subgraphs(node):
+        inside = {graph, *graph.subgraphs()}
+        read = [v for inner in graph.all_nodes() for v in inner.inputs if v is not None]
+        found |= dict.fromkeys(v for v in (*read, *graph.outputs) if v.graph not in inside)
+    return list(found)
+
+
+def subgraphs(node: ir.Node) -> list[ir.Graph]:
+    """A node's own, without those in them."""
+    graphs = [a.value for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH]
+    return graphs + [g for a in node.attributes.values() if a.type == ir.AttributeType.GRAPHS for g in a.value]
 
 
 def _plain(attribute: ir.Attr) -> Any:

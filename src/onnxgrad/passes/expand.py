@@ -28,7 +28,7 @@ def _expand_once(draft: Draft) -> bool:
     """Whether there were any."""
     model, graph, found = draft.model, draft.graph, False
     opset = graph.opset_imports[""]
-    for number, node in enumerate(list(graph)):
+    for number, node in enumerate(list(graph.all_nodes())):
         if not is_standard(node.domain) or ("", node.op_type) in RULES or not defs.has(node.op_type):
             continue
         body = _body_of(node, opset)

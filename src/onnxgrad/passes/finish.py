@@ -4,6 +4,7 @@ import onnx_ir as ir
 
 from onnxgrad.domains import MICROSOFT
 from onnxgrad.functions.add_functions import add_functions
+from onnxgrad.graph.dead import drop_dead_nodes
 from onnxgrad.op import operator_of
 from onnxgrad.passes.draft import Draft, Pass
 from onnxgrad.passes.expand_training import expand_training
@@ -11,15 +12,9 @@ from onnxgrad.passes.weights_aside import weights_aside
 
 
 def drop_dead(draft: Draft) -> None:
-    """Removes nodes whose results nobody uses, and blanks optional outputs of our operators that nobody uses."""
+    """Removes nodes and initializers that nobody uses, and blanks optional outputs of our operators."""
     graph = draft.graph
-    for node in reversed(graph):
-        if not any(v.uses() or v.is_graph_output() for v in node.outputs):
-            graph.remove(node, safe=True)
-        elif (ours := operator_of(node.domain, node.op_type)) is not None:
-            for value, declared in zip(node.outputs, ours.outputs, strict=False):
-                if declared.optional and not value.uses() and not value.is_graph_output():
-                    value.name = ""
+    drop_dead_nodes(graph)
     for name, value in list(graph.initializers.items()):
         if not value.uses() and not value.is_graph_output():
             graph.initializers.pop(name)

@@ -17,6 +17,7 @@ from onnxgrad.passes.expand_training import adopt_strays, expand_before_gradient
 from onnxgrad.passes.find_parameters import find_parameters
 from onnxgrad.passes.fold_shapes import fold_shapes
 from onnxgrad.passes.infer import infer
+from onnxgrad.passes.infer_subgraphs import infer_subgraphs
 from onnxgrad.passes.name_nodes import name_nodes
 from onnxgrad.passes.resolve_sequences import resolve_sequences
 from onnxgrad.passes.restore_weights import restore_weights
@@ -140,6 +141,29 @@ def name_dimensions(draft: Draft) -> None:
             )
 
 
+def lift_initializers(draft: Draft) -> None:
+    """Makes initializers of subgraphs the main graph's, where gradients and training look for parameters."""
+    taken = set(draft.graph.initializers)
+    taken |= {str(v.name) for node in draft.graph.all_nodes() for v in node.outputs}
+    taken |= {str(v.name) for graph in (draft.graph, *draft.graph.subgraphs()) for v in graph.inputs}
+    for graph in draft.graph.subgraphs():
+        for name, value in list(graph.initializers.items()):
+            if value.is_graph_input():
+                continue
+            graph.initializers.pop(name)
+            while value.name in taken:  # two branches may each have one of the same name
+                value.name = f"{value.name}_"
+            taken.add(str(value.name))
+            draft.graph.register_initializer(value)
+            for k, output in enumerate(graph.outputs):
+                if output is value:  # which has to be a node's
+                    copy = ir.Node("", "Identity", [value], num_outputs=1)
+                    copy.outputs[0].type, copy.outputs[0].shape = value.type, value.shape
+                    copy.outputs[0].name = f"{value.name}_given"
+                    graph.append(copy)
+                    graph.outputs[k] = copy.outputs[0]
+
+
 def lift_constants(draft: Draft) -> None:
     """Makes initializers of Constant nodes with several floating-point numbers: some exporters keep weights there."""
     graph = draft.graph
@@ -158,7 +182,7 @@ def lift_constants(draft: Draft) -> None:
 
 
 # What training changes is an initializer of its own, under the name that its author knows. Exporting does it, too.
-RESTORE: list[Pass] = [lift_constants, restore_weights]
+RESTORE: list[Pass] = [lift_initializers, lift_constants, restore_weights]
 TO_NEW_OPSET: list[Pass] = [inline_functions, remove_initializers_from_inputs, convert_opset]
 # What a graph that onnxruntime-training wrote goes through before its operators are written with others.
 OLD_GRAPH: list[Pass] = [
@@ -168,6 +192,7 @@ OLD_GRAPH: list[Pass] = [
 PREPARE: list[Pass] = [
     adopt_strays,
     validate,
+    lift_initializers,
     drop_own_functions,
     read_small_tensors,
     drop_zip_maps,
@@ -181,6 +206,7 @@ PREPARE: list[Pass] = [
     expand,
     fold_shapes,
     resolve_sequences,
+    infer_subgraphs,
 ]
 
 

@@ -39,13 +39,18 @@ class Rule:
     broadcast: bool  # whether inputs are broadcast, so that their gradients must be summed to their shapes
     outputs: tuple[str, ...]  # whose gradients it deals with; the first one if empty
     rewrite: Function | None = None
+    subgraphs: Function | None = None
     doc: str = ""
     names: list[str] = field(default_factory=list)
+
+    def of_input(self, k: int) -> Function | Mark:
+        """What it has for a node's k-th input; the last of its inputs may be variadic."""
+        return self.by_input[self.names[min(k, len(self.names) - 1)]]
 
     @property
     def is_zero(self) -> bool:
         """Whether no gradient ever passes."""
-        return all(f is nondiff for f in self.by_input.values())
+        return self.subgraphs is None and all(f is nondiff for f in self.by_input.values())
 
 
 RULES: dict[tuple[str, str], Rule] = {}
@@ -58,6 +63,7 @@ def vjp(
     broadcast: bool = False,
     outputs: Sequence[str] = (),
     rewrite: Function | None = None,
+    subgraphs: Function | None = None,
     doc: str = "",
     **by_input: Function | Mark,
 ) -> None:
@@ -70,7 +76,9 @@ def vjp(
     `broadcast`: its inputs are broadcast to one shape, and the functions need not undo that. `outputs`: names of the
     outputs whose gradients the functions use (`n.grad(k)`), if that is not the first alone. `rewrite`: takes the node
     before anything is differentiated, and returns values to take the place of its outputs: an operator that keeps what
-    the gradient needs. `doc`: a choice made, where there is one.
+    the gradient needs. `subgraphs`: for an operator that has some, takes the node and a list of values, inputs and what
+    the subgraphs read from outside, and returns pairs of a value and what the node adds to its gradient. `doc`: a
+    choice made, where there is one.
     """
     names = list(by_input)
     if defs.has(op_type, domain):
@@ -82,11 +90,11 @@ def vjp(
             raise TypeError(
                 f"vjp: the rule for {name} of {op_type} is a {type(function).__name__}, expected a function"
             )
-    RULES[domain, op_type] = Rule(op_type, domain, by_input, broadcast, tuple(outputs), rewrite, doc, names)
+    RULES[domain, op_type] = Rule(op_type, domain, by_input, broadcast, tuple(outputs), rewrite, subgraphs, doc, names)
 
 
 def no_gradient(*op_types: str) -> None:
     """Registers operators whose results do not depend on their inputs smoothly, or not on them at all."""
     for op_type in op_types:
         inputs = [i.name for i in defs.get_schema(op_type).inputs]
-        RULES["", op_type] = Rule(op_type, "", dict.fromkeys(inputs, nondiff), False, (), None, "", inputs)
+        RULES["", op_type] = Rule(op_type, "", dict.fromkeys(inputs, nondiff), False, (), names=inputs)

@@ -1,0 +1,321 @@
+"""Gradients of If and Scan: against differences in float64, against PyTorch unrolled, and in training."""
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper, parser
+from tests.gradients import EXACT, feeds_for_seeds
+
+import onnxgrad
+from onnxgrad.autodiff.engine import NoRuleError
+from onnxgrad.train import losses, optim
+from onnxgrad.train.trainer import Trainer
+
+HEAD = '<ir_version: 9, opset_import: ["" : 18]>\n'
+RNG = np.random.default_rng(3)
+
+
+def numbers(*shape):
+    return RNG.standard_normal(shape)
+
+
+def model_of(text):
+    return parser.parse_model(HEAD + text)
+
+
+def check(model, feeds, wrt, of=None, twice=True):
+    """Differences, once and twice; the result is valid and runs in onnxruntime without our kernels."""
+    outputs = [o.name for o in model.graph.output if o.name in (of or [o.name])]
+    checked = onnxgrad.check_gradient(model, feeds, wrt, outputs)
+    assert checked.worst < EXACT, f"\n{checked}"
+    once = onnxgrad.gradient(model, wrt, outputs)
+    onnx.checker.check_model(once, full_check=True)
+    seeds = feeds_for_seeds(once, model, single(feeds))
+    session = onnxruntime.InferenceSession(once.SerializeToString(), providers=["CPUExecutionProvider"])
+    results = session.run(None, single({**feeds, **seeds}))
+    if twice:
+        grads = [f"{name}_grad" for name in wrt]
+        checked = onnxgrad.check_gradient(once, {**feeds, **seeds}, [*wrt, *seeds], grads)
+        assert checked.worst < 10 * EXACT, f"twice\n{checked}"
+    return dict(zip([o.name for o in once.graph.output], results, strict=True)), seeds
+
+
+def single(feeds):
+    return {n: np.asarray(a, np.float32) if np.asarray(a).dtype.kind == "f" else a for n, a in feeds.items()}
+
+
+# If
+
+
+BRANCHES = """g (bool flag, float[N,2] x, float[N,2] z, float[2] w) => (float[N,2] y, float[N,2] other) {
+    h = Exp(x)
+    y, other = If (flag) <
+        then_branch = t () => (float[N,2] p, float[N,2] p2) { a = Mul(h, z) b = Sin(a) p = Mul(b, w) p2 = Neg(x) },
+        else_branch = e () => (float[N,2] q, float[N,2] q2) { q = Identity(h) q2 = Mul(q, q) }
+    >
+}"""
+
+
+@pytest.mark.parametrize("flag", [True, False])
+@pytest.mark.parametrize("of, wrt", [("y", "xzw"), ("other", "x"), (["y", "other"], "xzw")], ids=str)
+def test_both_branches_and_what_they_read_from_outside(flag, of, wrt):
+    feeds = {"flag": np.array(flag), "x": numbers(3, 2), "z": numbers(3, 2), "w": numbers(2)}
+    check(model_of(BRANCHES), feeds, list(wrt), of)
+
+
+@pytest.mark.parametrize("flag", [True, False])
+def test_branches_of_different_shapes(flag):
+    model = model_of("""g (bool flag, float[3,4] x) => (float y) {
+        axes = Constant<value_ints: ints = [1]>()
+        b = If (flag) <
+            then_branch = t () => (float[3] p) { p = ReduceSum<keepdims = 0>(x, axes) },
+            else_branch = e () => (float[3,4] q) { q = Mul(x, x) }
+        >
+        s = Sin(b)
+        y = ReduceSum<keepdims = 0>(s)
+    }""")
+    check(model, {"flag": np.array(flag), "x": numbers(3, 4)}, ["x"], twice=not flag)
+
+
+@pytest.mark.parametrize("outer", [True, False])
+@pytest.mark.parametrize("inner", [True, False])
+def test_an_if_in_an_if(outer, inner):
+    model = model_of("""g (bool outer, bool inner, float[3] x, float[3] z) => (float[3] y) {
+        y = If (outer) <
+            then_branch = t () => (float[3] p) {
+                a = Sin(x)
+                p = If (inner) <
+                    then_branch = tt () => (float[3] pp) { b = Mul(a, z) pp = Mul(b, x) },
+                    else_branch = te () => (float[3] pq) { pq = Exp(a) }
+                >
+            },
+            else_branch = e () => (float[3] q) { q = Mul(x, z) }
+        >
+    }""")
+    feeds = {"outer": np.array(outer), "inner": np.array(inner), "x": numbers(3), "z": numbers(3)}
+    check(model, feeds, ["x", "z"])
+
+
+def with_weights_in_branches():
+    """Each branch has a weight, both by the name w; attributes are in order of their names, else_branch first."""
+
+    def branch(name, shape):
+        info = [helper.make_tensor_value_info(f"{name}_result", TensorProto.FLOAT, ["N", 4])]
+        weight = numpy_helper.from_array(
+            (np.random.default_rng(len(name)).standard_normal(shape)).astype(np.float32), "w"
+        )
+        nodes = [helper.make_node("MatMul", ["x", "w"], [f"{name}_product"])]
+        nodes += [helper.make_node("Tanh", [f"{name}_product"], [f"{name}_result"])]
+        return helper.make_graph(nodes, name, [], info, [weight])
+
+    inputs = [helper.make_tensor_value_info("flag", TensorProto.BOOL, []),
+              helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3])]  # fmt: skip
+    node = helper.make_node(
+        "If", ["flag"], ["y"], then_branch=branch("then", (3, 4)), else_branch=branch("other", (3, 4))
+    )
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 4])]
+    graph = helper.make_graph([node], "g", inputs, outputs)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+@pytest.mark.parametrize("flag", [True, False])
+def test_weights_that_branches_declare_are_parameters(flag):
+    model, feeds = with_weights_in_branches(), {"flag": np.array(flag), "x": numbers(5, 3)}
+    made = onnxgrad.gradient(model)
+    assert [o.name for o in made.graph.output] == ["y", "w_grad", "w__grad"]
+    assert onnxgrad.check_gradient(model, feeds).worst < EXACT
+    assert onnxgrad.check_gradient(model, feeds, ["x", "w", "w_"]).worst < EXACT
+
+
+def test_a_model_with_an_if_trains(tmp_path):
+    """As in PyTorch: the weights of the branch that is taken, and no others, change."""
+    model = with_weights_in_branches()
+    trainer = Trainer(model, losses.MSE("y"), optim.SGD(lr=0.5))
+    mine = {n: torch.tensor(np.array(a), requires_grad=True) for n, a in trainer.parameters.items()}
+    assert sorted(mine) == ["w", "w_"]
+    optimizer = torch.optim.SGD(mine.values(), lr=0.5)
+    for k in range(6):
+        x, target = (RNG.standard_normal((5, n)).astype(np.float32) for n in (3, 4))
+        loss = torch.nn.functional.mse_loss(
+            torch.tanh(torch.tensor(x) @ mine["w" if k % 2 else "w_"]), torch.tensor(target)
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        got = trainer.step({"flag": np.array(k % 2 == 0), "x": x, "target": target})
+        assert got == pytest.approx(loss.item(), rel=1e-5)
+    for name, tensor in mine.items():
+        np.testing.assert_allclose(trainer.parameters[name], tensor.detach().numpy(), rtol=1e-5, atol=1e-6)
+    trainer.export(tmp_path / "trained.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "trained.onnx", providers=["CPUExecutionProvider"])
+    for flag, name in ((True, "w_"), (False, "w")):
+        (y,) = session.run(None, {"flag": np.array(flag), "x": x})
+        np.testing.assert_allclose(y, np.tanh(x @ mine[name].detach().numpy()), rtol=1e-5, atol=1e-6)
+
+
+def test_a_draw_in_a_branch_is_refused():
+    model = model_of("""g (bool flag, float[3] x) => (float[3] y) {
+        y = If (flag) <
+            then_branch = t () => (float[3] p) { r = RandomNormalLike(x) p = Mul(r, x) },
+            else_branch = e () => (float[3] q) { q = Identity(x) }
+        >
+    }""")
+    with pytest.raises(ValueError, match=r"gradient of If \(node 'If_0'\): RandomNormalLike .* draw other numbers"):
+        onnxgrad.gradient(model, "x")
+
+
+def test_an_operator_without_a_rule_in_a_branch_is_named():
+    model = model_of("""g (bool flag, float[3] x) => (float[3] y) {
+        y = If (flag) <
+            then_branch = t () => (float[3] p) { p = my.Own(x) },
+            else_branch = e () => (float[3] q) { q = Identity(x) }
+        >
+    }""")
+    model.opset_import.append(helper.make_opsetid("my", 1))
+    with pytest.raises(NoRuleError, match=r"my\.Own \(node .*\) has no gradient rule"):
+        onnxgrad.gradient(model, "x")
+
+
+# Scan
+
+
+RNN = """g (float[B,3] h0, float[T,B,2] xs, float[2,3] wx, float[3,3] wh, float[3] b) =>
+        (float[B,3] hT, float[T,B,3] hs) {
+    hT, hs = Scan <num_scan_inputs = 1, body = step (float[B,3] h, float[B,2] x) => (float[B,3] h1, float[B,3] out) {
+        a = MatMul(x, wx)
+        r = MatMul(h, wh)
+        s = Add(a, r)
+        t = Add(s, b)
+        h1 = Tanh(t)
+        out = Identity(h1)
+    }> (h0, xs)
+}"""
+RNN_FEEDS = {"h0": numbers(2, 3), "xs": numbers(5, 2, 2), "wx": numbers(2, 3), "wh": numbers(3, 3), "b": numbers(3)}
+
+
+@pytest.mark.parametrize("of", [["hT"], ["hs"], ["hT", "hs"]], ids=str)
+def test_an_rnn_as_in_pytorch(of):
+    got, seeds = check(model_of(RNN), RNN_FEEDS, list(RNN_FEEDS), of)
+    given = {n: torch.tensor(a, requires_grad=True) for n, a in RNN_FEEDS.items()}
+    h, hs = given["h0"], []
+    for x in given["xs"]:
+        h = torch.tanh(x @ given["wx"] + h @ given["wh"] + given["b"])
+        hs.append(h)
+    results = {"hT": h, "hs": torch.stack(hs)}
+    sum((results[n] * torch.tensor(seeds[f"{n}_grad"])).sum() for n in of).backward()
+    for name, tensor in given.items():
+        np.testing.assert_allclose(got[f"{name}_grad"], tensor.grad.numpy(), rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("directions", [(0, 0, 0), (1, 0, 1), (0, 1, 1), (1, 1, 0)], ids=str)
+@pytest.mark.parametrize("axes", [(0, 0, 0), (1, -1, 1), (0, 1, -1)], ids=str)
+def test_states_axes_and_directions(axes, directions):
+    """Two states, one of them an integer that steps count with, two scanned inputs and two scanned outputs."""
+    shapes = [[2, 3], [2, 3]]
+    for shape, axis in zip(shapes, axes, strict=False):
+        shape.insert(axis % 3, 4)
+    model = model_of(f"""g (float[2,3] s0, float{shapes[0]} a, float{shapes[1]} b, float[3] w) =>
+            (float[2,3] s, int64 k, float[?,?,?] u, float[?,?] v) {{
+        k0 = Constant<value = int64 {{1}}>()
+        s, k, u, v = Scan <num_scan_inputs = 2, scan_input_axes = [{axes[0]}, {axes[1]}],
+            scan_input_directions = [{directions[0]}, {directions[1]}], scan_output_axes = [{axes[2]}, 0],
+            scan_output_directions = [{directions[2]}, 0],
+            body = step (float[2,3] si, int64 ki, float[2,3] x, float[2,3] y) =>
+                (float[2,3] so, int64 ko, float[2,3] uo, float[2] vo) {{
+            one = Constant<value = int64 {{1}}>()
+            ko = Add(ki, one)
+            f = CastLike(ki, si)
+            p = Mul(si, x)
+            q = Mul(y, w)
+            r = Add(p, q)
+            rf = Div(r, f)
+            so = Sin(rf)
+            uo = Mul(x, so)
+            last = Constant<value_ints: ints = [1]>()
+            vo = ReduceSum<keepdims = 0>(y, last)
+        }}> (s0, k0, a, b)
+    }}""")
+    feeds = {"s0": numbers(2, 3), "a": numbers(*shapes[0]), "b": numbers(*shapes[1]), "w": numbers(3)}
+    check(model, feeds, list(feeds), ["s", "u", "v"])
+
+
+def test_types_inside_a_step_need_not_be_declared():
+    model = model_of(RNN)
+    body = model.graph.node[0].attribute[1].g
+    assert body.name == "step"
+    for info in (*body.input, *body.output):
+        info.ClearField("type")
+    got, _ = check(model, RNN_FEEDS, list(RNN_FEEDS))
+    declared, _ = check(model_of(RNN), RNN_FEEDS, list(RNN_FEEDS))
+    for name, array in declared.items():
+        np.testing.assert_array_equal(got[name], array)
+
+
+def test_a_step_that_needs_nothing_of_the_forward():
+    model = model_of("""g (float[2] s0, float[T,2] xs) => (float[2] s) {
+        s = Scan <num_scan_inputs = 1, body = step (float[2] a, float[2] x) => (float[2] b) { b = Add(a, x) }> (s0, xs)
+    }""")
+    feeds = {"s0": numbers(2), "xs": numbers(4, 2)}
+    made = onnxgrad.gradient(model, ["s0", "xs"])
+    assert len(made.graph.node[0].output) == 1  # no states are kept
+    assert onnxgrad.check_gradient(model, feeds, ["s0", "xs"]).worst < EXACT
+
+
+def test_if_and_scan_in_a_scan():
+    """The inner ones read what the outer step computed, and what is outside of both."""
+    model = model_of("""g (float[2] s0, float[T,U,2] xs, float[2] w) => (float[2] s, float[T,2] ys) {
+        zero = Constant<value = float {0.0}>()
+        s, ys = Scan <num_scan_inputs = 1, body = outer (float[2] a, float[U,2] rows) => (float[2] a1, float[2] y) {
+            aw = Mul(a, w)
+            total = ReduceSum<keepdims = 0>(rows)
+            positive = Greater(total, zero)
+            c = If (positive) <
+                then_branch = t () => (float[2] p) { ps = Sin(aw) p = Mul(ps, w) },
+                else_branch = e () => (float[2] q) { q = Mul(a, total) }
+            >
+            d = Scan <num_scan_inputs = 1, body = inner (float[2] i, float[2] row) => (float[2] i1) {
+                m = Mul(i, w)
+                n = Mul(row, aw)
+                o = Add(m, n)
+                i1 = Sin(o)
+            }> (c, rows)
+            a1 = Tanh(d)
+            y = Mul(a1, a)
+        }> (s0, xs)
+    }""")
+    check(model, {"s0": numbers(2), "xs": numbers(4, 3, 2), "w": numbers(2)}, ["s0", "xs", "w"])
+
+
+def test_an_rnn_trains_as_its_unrolled_twin():
+    steps = 5
+    shapes = {"wx": (2, 6), "wh": (6, 6), "b": (6,)}
+    weights = {n: (RNG.standard_normal(s) / 2).astype(np.float32) for n, s in shapes.items()}
+    body = "a = MatMul(x, wx) r = MatMul(h, wh) s = Add(a, r) t = Add(s, b) next = Tanh(t)"
+    scan = f"""g (float[B,6] h0, float[{steps},B,2] xs) => (float[B,6] y) {{
+        y = Scan <num_scan_inputs = 1, body = step (float[B,6] h, float[B,2] x) => (float[B,6] next) {{
+            {body}
+        }}> (h0, xs)
+    }}"""
+    unrolled = "\n".join(
+        f"i{k} = Constant<value = int64 {{{k}}}>() x{k} = Gather(xs, i{k}) a{k} = MatMul(x{k}, wx) "
+        f"r{k} = MatMul(h{k}, wh) s{k} = Add(a{k}, r{k}) t{k} = Add(s{k}, b) "
+        f"{'y' if k == steps - 1 else f'h{k + 1}'} = Tanh(t{k})"
+        for k in range(steps)
+    )
+    twin = f"g (float[B,6] h0, float[{steps},B,2] xs) => (float[B,6] y) {{ {unrolled} }}"
+    trainers = []
+    for text in (scan, twin):
+        model = model_of(text)
+        model.graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in weights.items())
+        trainers.append(Trainer(model, losses.MSE("y"), optim.Adam(lr=0.02)))
+    assert all(sorted(t.parameters) == sorted(weights) for t in trainers)
+    found = []
+    xs = RNG.standard_normal((steps, 4, 2)).astype(np.float32)
+    batch = {"h0": np.zeros((4, 6), np.float32), "xs": xs, "target": np.tile(np.sin(xs.sum(0)), 3)}
+    for _ in range(20):
+        mine, other = (t.step(batch) for t in trainers)
+        assert mine == pytest.approx(other, rel=1e-4)
+        found.append(mine)
+    assert found[-1] < found[0] / 2
