@@ -5,8 +5,8 @@ from tests.standard_cases import NO_RULE, RIGHT, WRONG, chosen_cases, outcome_of
 
 WITHOUT_RULE = {
     "Adagrad", "Adam", "ArrayFeatureExtractor", "Binarizer", "DeformConv",
-    "FlexAttention", "GridSample", "LinearAttention", "Loop", "Momentum",
-    "OptionalGetElement", "RoiAlign", "Scan", "TreeEnsemble",
+    "FlexAttention", "GridSample", "Loop", "Momentum",
+    "OptionalGetElement", "RoiAlign", "TreeEnsemble",
 }  # fmt: skip
 
 

@@ -25,6 +25,7 @@ from onnxgrad.passes.validate import validate
 from onnxgrad.passes.weights_aside import weights_aside
 from onnxgrad.rules.registry import RULES
 
+BATCHED_SCAN = 8  # the opset whose Scan goes through a batch, too
 NORM_WITH_MODE = 14  # the opset since which BatchNormalization says whether it is in train mode
 RESIZE_WITH_MODES = 11  # the first opset where Resize can be told where it reads
 OLDEST_IR = 4  # from which on an initializer need not be an input, too
@@ -68,6 +69,8 @@ def convert_opset(draft: Draft) -> None:
         draft.graph.opset_imports[""] = OLDEST_OPSET
         return
     in_training = _without_saved_statistics(draft.graph) if opset < NORM_WITH_MODE else set()
+    if opset == BATCHED_SCAN:
+        _batch_scans(draft)
     _hide_additions(draft.graph, opset)
     with weights_aside(draft.graph) as weights:
         proto = ir.to_proto(draft.model)
@@ -87,6 +90,32 @@ def convert_opset(draft: Draft) -> None:
             node.attributes["training_mode"] = ir.AttrInt64("training_mode", 1)
     if opset < RESIZE_WITH_MODES:
         _keep_coordinates(draft.model)
+
+
+def _batch_scans(draft: Draft) -> None:
+    """Makes such a Scan one over the examples of a batch, with one over the steps in it: onnx would drop the batch."""
+    for node in [n for n in draft.graph.all_nodes() if n.op_type == "Scan" and is_standard(n.domain)]:
+        lengths, *values = node.inputs
+        if lengths is not None:
+            raise ValueError(
+                f"{draft.caller}: Scan (node {node.name!r}) of opset {BATCHED_SCAN} has lengths, which later opsets do "
+                "not take, expected none"
+            )
+        steps = list(node.attributes.values())
+        if "directions" in node.attributes:
+            steps.append(ir.AttrInt64s("scan_input_directions", node.attributes["directions"].as_ints()))
+        examples = [ir.Value(name=f"{node.outputs[0].name}_example_{k}") for k in range(len(values))]
+        kept = [a for a in steps if a.name != "directions"]
+        scan = ir.Node(OF_ONNXRUNTIME, "Scan", examples, kept, num_outputs=len(node.outputs))
+        for k, result in enumerate(scan.outputs):
+            result.name = f"{node.outputs[0].name}_of_example_{k}"
+        node.attributes.clear()
+        node.attributes["body"] = ir.AttrGraph("body", ir.Graph(examples, scan.outputs, nodes=[scan], name="example"))
+        node.attributes["num_scan_inputs"] = ir.AttrInt64("num_scan_inputs", len(values))
+        for k, value in enumerate(values):
+            node.replace_input_with(k, value)
+        node.resize_inputs(len(values))
+        node.domain, draft.graph.opset_imports[OF_ONNXRUNTIME] = OF_ONNXRUNTIME, 1
 
 
 def _hide_additions(graph: ir.Graph, opset: int) -> None:
