@@ -31,49 +31,65 @@ class Samples(NamedTuple):
 
 
 def _samples(n: NodeView) -> Samples:
-    rank, mode = n.X.rank - 2, n.mode.removeprefix("bi")  # it was bilinear and bicubic until opset 20
     grid = in_type(n.grid, wide_type(n.grid))
-    backwards = [*range(n.X.rank - 1, 1, -1)]  # the first coordinate is of the last axis
-    sizes = op.Gather(op.Shape(n.X), backwards)
-    count = op.Cast(sizes, to=grid.dtype)
+    count = op.Cast(_sizes(n.X), to=grid.dtype)
     scale = (count - 1 if n.align_corners else count) / 2
-    places, slopes = (grid + 1) * scale - (0 if n.align_corners else 0.5), scale
-    if mode != "cubic" and n.padding_mode != "zeros":
-        places, signs = _padded(places, count, n)
-        slopes = slopes * signs
+    places = (grid + 1) * scale - (0 if n.align_corners else 0.5)
+    mode = n.mode.removeprefix("bi")  # it was bilinear and bicubic until opset 20
+    return samples(n.X, places, scale, mode, n.padding_mode, n.align_corners)
+
+
+def samples(
+    X: Tensor,
+    places: Tensor,
+    slopes: Tensor | None = None,
+    mode: str = "linear",
+    padding_mode: str = "zeros",
+    align_corners: int = 0,
+) -> Samples:
+    """What is read at places given in elements of X, the last axis first; `slopes` is how coordinates move them."""
+    rank, sizes = X.rank - 2, _sizes(X)
+    count = op.Cast(sizes, to=places.dtype)
+    if mode != "cubic" and padding_mode != "zeros":
+        places, signs = _padded(places, count, padding_mode, align_corners)
+        slopes = signs if slopes is None else slopes * signs
     first = op.Round(places) if mode == "nearest" else op.Floor(places)
     table = np.array(WEIGHTS[mode])
     taps = table.shape[1]
     distance = op.Unsqueeze(places - first, [-1])
     read = op.Unsqueeze(first, [-1]) + np.arange(taps) - (taps - 1) // 2
     weights = _polynomial(table, distance, read)
-    slopes = op.Unsqueeze(slopes, [-1])
-    derivatives = _polynomial(table[1:] * np.arange(1, len(table))[:, None], distance, read) * slopes
-    last = op.Unsqueeze(count, [-1]) - 1
-    if n.padding_mode == "zeros":
-        inside = op.Cast((read >= 0) & (read <= last), to=grid.dtype)
+    derivatives = _polynomial(table[1:] * np.arange(1, len(table))[:, None], distance, read)
+    derivatives = derivatives if slopes is None else derivatives * op.Unsqueeze(slopes, [-1])
+    count = op.Unsqueeze(count, [-1])
+    if padding_mode == "zeros":
+        inside = op.Cast((read >= 0) & (read <= count - 1), to=places.dtype)
         weights, derivatives = weights * inside, derivatives * inside
     elif mode == "cubic":
-        read = _padded(read, op.Unsqueeze(count, [-1]), n)[0]
+        read = _padded(read, count, padding_mode, align_corners)[0]
     index = op.Max(op.Min(op.Cast(read, to=sizes.dtype), op.Unsqueeze(sizes, [-1]) - 1), 0)
     each = range(rank - 1, -1, -1)  # of the coordinates, in the order of X's axes
-    numbers = op.Reshape(op.Range(0, op.Squeeze(op.Shape(n.X, end=1)), 1), [-1] + [1] * rank)
+    numbers = op.Reshape(op.Range(0, op.Squeeze(op.Shape(X, end=1)), 1), [-1] + [1] * rank)
     for k in each:
-        along = _along(index, k, rank - 1 - k)
-        numbers = op.Unsqueeze(numbers, [-1]) * op.Gather(sizes, k) + along
+        numbers = op.Unsqueeze(numbers, [-1]) * op.Gather(sizes, k) + _along(index, k, rank - 1 - k)
     return Samples(
-        rows_of(n.X),
+        rows_of(X),
         numbers,
         [_along(weights, k, rank - 1 - k) for k in each],
         [_along(derivatives, k, rank - 1 - k) for k in each],
     )
 
 
-def _padded(x: Tensor, count: Tensor, n: NodeView) -> tuple[Tensor, Tensor]:
+def _sizes(X: Tensor) -> Tensor:
+    """Of the spatial axes, the last one first, as coordinates have them."""
+    return op.Gather(op.Shape(X), [*range(X.rank - 1, 1, -1)])
+
+
+def _padded(x: Tensor, count: Tensor, padding_mode: str, align_corners: int) -> tuple[Tensor, Tensor]:
     """Coordinates brought into the image, and how they change with those given: at the border not at all."""
     last, sign = count - 1, None
-    if n.padding_mode == "reflection":
-        low, span = (0, op.Max(last, 1)) if n.align_corners else (-0.5, count)
+    if padding_mode == "reflection":
+        low, span = (0, op.Max(last, 1)) if align_corners else (-0.5, count)
         beyond = x - low
         far = op.Abs(beyond)
         turns = op.Floor(far / span)
@@ -121,24 +137,30 @@ def summed_rows(g: Tensor, rows: Tensor, numbers: Tensor, X: Tensor) -> Tensor:
     return op.Transpose(summed, perm=[0, X.rank - 1, *range(1, X.rank - 1)])
 
 
-def _of_image(g: Tensor, n: NodeView) -> Tensor:
-    rank, s = n.X.rank - 2, _samples(n)
-    each = op.Unsqueeze(in_type(_product(s.weights), g.dtype), [-1]) * _channels_last(g, rank)
-    return summed_rows(each, s.rows, s.numbers, n.X)
+def of_image(g: Tensor, X: Tensor, s: Samples) -> Tensor:
+    """The gradient of an image that is read."""
+    each = op.Unsqueeze(in_type(_product(s.weights), g.dtype), [-1]) * _channels_last(g, X.rank - 2)
+    return summed_rows(each, s.rows, s.numbers, X)
 
 
-def _of_grid(g: Tensor, n: NodeView) -> Tensor | None:
-    if n.mode == "nearest":
-        return None
-    rank, s = n.X.rank - 2, _samples(n)
+def image_at(s: Samples) -> Tensor:
+    """What is read: channels behind the batch, then the axes of the places."""
+    rank = len(s.weights)
+    each = op.Gather(s.rows, s.numbers) * op.Unsqueeze(in_type(_product(s.weights), s.rows.dtype), [-1])
+    summed = op.ReduceSum(each, [*range(-1 - rank, -1)], keepdims=0)
+    return op.Transpose(summed, perm=[0, rank + 1, *range(1, rank + 1)])
+
+
+def of_places(g: Tensor, s: Samples) -> Tensor:
+    """The gradient of the coordinates at which it is read, in the type of the weights."""
+    rank = len(s.weights)
     products = op.Gather(s.rows, s.numbers) * _channels_last(g, rank)
-    of_weights = op.ReduceSum(in_type(products, wide_type(n.grid)), [-1], keepdims=0)
-    taps = [*range(-rank, 0)]
+    of_weights = op.ReduceSum(in_type(products, s.weights[0].dtype), [-1], keepdims=0)
     parts = []
     for k in range(rank):
         change = _product([s.derivatives[j] if j == k else w for j, w in enumerate(s.weights)])
-        parts.append(op.Unsqueeze(op.ReduceSum(of_weights * change, taps, keepdims=0), [-1]))
-    return in_type(op.Concat(*parts[::-1], axis=-1), n.grid.dtype)
+        parts.append(op.Unsqueeze(op.ReduceSum(of_weights * change, [*range(-rank, 0)], keepdims=0), [-1]))
+    return op.Concat(*parts[::-1], axis=-1)
 
 
 def _channels_last(g: Tensor, rank: int) -> Tensor:
@@ -146,9 +168,13 @@ def _channels_last(g: Tensor, rank: int) -> Tensor:
     return op.Unsqueeze(op.Transpose(g, perm=[0, *range(2, rank + 2), 1]), [*range(-1 - rank, -1)])
 
 
+def _of_grid(g: Tensor, n: NodeView) -> Tensor | None:
+    return None if n.mode == "nearest" else in_type(of_places(g, _samples(n)), n.grid.dtype)
+
+
 vjp(
     "GridSample",
     doc="As in PyTorch: where the mode is nearest, and at a border that clips, the grid gets 0.",
-    X=_of_image,
+    X=lambda g, n: of_image(g, n.X, _samples(n)),
     grid=_of_grid,
 )
