@@ -95,6 +95,18 @@ def test_weights_that_the_model_computes_from_others():
     assert found == {"v": "weight", "g": "weight", "eps": ""}
 
 
+def test_scales_of_quantization_are_not_parameters():
+    found = roles(
+        """(float[N, 4] x) => (float[N, 3] y) {
+            q = QuantizeLinear <axis = 1> (w, scales, zeros)  d = DequantizeLinear <axis = 1> (q, scales, zeros)
+            v = DequantizeLinear <axis = 0> (integers, scales)  h = MatMul(x, d)  y = Add(h, v)
+        }""",
+        w=numbers(4, 3), scales=np.full(3, 0.1, np.float32), zeros=np.zeros(3, np.int8),
+        integers=np.ones(3, np.int32),
+    )  # fmt: skip
+    assert {n for n, k in found.items() if k} == {"w"}
+
+
 def test_states_are_not_parameters_and_statistics_neither():
     found = roles(
         """(float[5, N, 4] x) => (float[5, 1, N, 6] y) { y, h, c = LSTM<hidden_size = 6>(x, w, r, b, , h0, c0) }""",

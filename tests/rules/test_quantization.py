@@ -183,3 +183,25 @@ def test_twice():
     _, first, second = run(twice, {n: a for n, a in feeds.items() if n in {i.name for i in twice.graph.input}})
     np.testing.assert_allclose(first, [2, 6, 0])
     np.testing.assert_allclose(second, [2, 2, 0])
+
+
+@pytest.mark.parametrize(("trainable", "rate"), [(None, 0.05), ("scales", 1e-5)])
+def test_training(trainable, rate):
+    """QDQ: weights are trained by default, scales where they are named: these cut off most of the weights."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 21]>
+        graph (float[N, 4] x) => (float[N, 2] y) {
+            q = QuantizeLinear <axis = 1> (w, scales, zeros)
+            d = DequantizeLinear <axis = 1> (q, scales, zeros)
+            y = MatMul (x, d)
+        }""")
+    w = RNG.uniform(0.5, 1, (4, 2)).astype(np.float32)
+    scales = np.full(2, 0.004 if trainable else 0.02, np.float32)
+    for name, array in (("w", w), ("scales", scales), ("zeros", np.zeros(2, np.int8))):
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    x = RNG.standard_normal((32, 4)).astype(np.float32)
+    batch = {"x": x, "target": x @ w if trainable else x[:, :2] - x[:, 2:]}
+    trainer = onnxgrad.Trainer(model, onnxgrad.losses.MSE("y"), onnxgrad.optim.SGD(rate), trainable)
+    assert set(trainer.parameters) == {trainable or "w"}
+    losses = [trainer.step(batch) for _ in range(100)]
+    assert losses[-1] < losses[0] / 50

@@ -2,7 +2,8 @@
 
 Files of torch's exporter say it. Elsewhere, and for weights that the exporter folded, it follows from the use: weights
 of products, convolutions, norms, embeddings and recurrent operators, and what is added to or multiplies what these
-computed. Scalars, masks and tables of sines are not parameters, nor is what only reaches shapes or masks.
+computed. Scalars, masks, tables of sines and scales of quantization are not parameters, nor is what only reaches shapes
+or masks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -62,6 +63,8 @@ _MICROSOFT: dict[str, dict[int, str]] = {
 COMBINED = {"Add": "bias", "Sub": "bias", "Sum": "bias", "Mul": "scale", "Div": "scale", "Concat": "token"}
 _STATISTICS = {"BatchNormalization": (3, 4)}
 _SHAPES = {"Shape", "Size", "ConstantOfShape", "Range", "NonZero", "EyeLike"}  # nothing of their inputs' numbers
+# Most often their scales were measured, and a step of the optimizer's could make one negative; LSQ has to name them.
+_QUANTIZATIONS = {"QuantizeLinear", "DequantizeLinear"}
 
 MASKED = -100.0  # masks add this or less
 MOST_LOOKED_AT = 1 << 20  # numbers of a tensor
@@ -108,6 +111,7 @@ class _Uses:
     def __init__(self, graph: ir.Graph) -> None:
         self.of: dict[ir.Value, list[_Use]] = {}
         self.statistics: set[ir.Value] = set()
+        self.quantization: set[ir.Value] = set()  # scales
         self._origins: dict[ir.Value, tuple[ir.Value, ...]] = {
             v: (v,) if _is_float(v) else () for v in graph.initializers.values()
         }
@@ -117,7 +121,11 @@ class _Uses:
 
     def _read(self, node: ir.Node) -> None:
         inner = [v for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH for v in a.value.outputs]
-        read = [v for v in node.inputs if v is not None]
+        inputs = node.inputs
+        if node.op_type in _QUANTIZATIONS:
+            self.quantization.update(o for v in inputs[1:2] if v is not None for o in self._origins.get(v, ()))
+            inputs = inputs[:1]
+        read = [v for v in inputs if v is not None]
         if node.op_type in _SHAPES or not read + inner:
             self._origins |= dict.fromkeys(node.outputs, ())
             return
@@ -129,7 +137,7 @@ class _Uses:
             if at < len(node.inputs) and (value := node.inputs[at]) is not None:
                 self.statistics.update(self._origins.get(value, ()))
         strong = False
-        for at, value in enumerate(node.inputs):
+        for at, value in enumerate(inputs):
             if value is None or not self._origins.get(value):
                 continue
             use = self._use(node, at, value)
@@ -176,6 +184,9 @@ def _role(value: ir.Value, uses: _Uses, inputs: Mapping[str, Input]) -> Role:
     found = uses.of.get(value, [])
     if value in uses.statistics:
         return Role("statistic", False, "a running statistic")
+    if not found and value in uses.quantization:
+        why = "a parameter of the PyTorch module" if told == PARAMETER else "a scale of quantization"
+        return Role("scale", told == PARAMETER, why)
     if not found:
         return Role("unused", False, "reaches shapes and indices alone")
     if tensor is None:

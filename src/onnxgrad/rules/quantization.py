@@ -1,7 +1,8 @@
 """Quantization: the gradient passes straight through, as if nothing was rounded, where nothing was cut off.
 
 Integers have gradients from QuantizeLinear to DequantizeLinear. What these two add to the gradient of one scale is that
-of LSQ (Esser et al. 2020): g · (round(x/s) - x/s), and g times the end of the range for what was cut off.
+of LSQ (Esser et al. 2020): g · (round(x/s) - x/s), and g times the end of the range for what was cut off. It is not
+divided by √(elements · end of the range), as the paper does for the learning rate's sake.
 """
 
 from typing import Any
