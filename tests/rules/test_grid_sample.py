@@ -51,6 +51,24 @@ def test_against_torch(mode, rank, padding_mode, align_corners):
         np.testing.assert_allclose(got, expected.numpy(), rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("align_corners", [0, 1])
+@pytest.mark.parametrize("padding_mode", PADDINGS)
+def test_nearest_of_two_as_near(padding_mode, align_corners):
+    """The gradient goes to the element that onnxruntime reads, which rounds before it reflects: Y is linear in X."""
+    height, width = 4, 5
+    down, across = (np.arange(-6, 13) * 0.5 for _ in range(2))
+    down, across = (
+        2 * at / (size - 1) - 1 if align_corners else (2 * at + 1) / size - 1
+        for at, size in ((down, height), (across, width))
+    )
+    X, grid = RNG.standard_normal((1, 1, height, width)), np.stack(np.meshgrid(across, down), -1)[None]
+    given = {"mode": "nearest", "padding_mode": padding_mode, "align_corners": align_corners}
+    model, feeds = model_of_node("GridSample", [X, grid], attributes=given)
+    seed = RNG.standard_normal((1, 1, len(down), len(across)))
+    Y, dX = evaluate(onnxgrad.gradient(model, "in_0"), {**feeds, "out_0_grad": seed})
+    np.testing.assert_allclose((seed * Y).sum(), (dX * X).sum(), rtol=1e-9)
+
+
 @pytest.mark.parametrize("mode", ["linear", "cubic"])
 def test_opset_16(mode):
     """Modes had other names, and onnxruntime has float32 alone."""

@@ -50,7 +50,7 @@ def samples(
     """What is read at places given in elements of X, the last axis first; `slopes` is how coordinates move them."""
     rank, sizes = X.rank - 2, _sizes(X)
     count = op.Cast(sizes, to=places.dtype)
-    if mode != "cubic" and padding_mode != "zeros":
+    if mode == "linear" and padding_mode != "zeros":
         places, signs = _padded(places, count, padding_mode, align_corners)
         slopes = signs if slopes is None else slopes * signs
     first = op.Round(places) if mode == "nearest" else op.Floor(places)
@@ -65,7 +65,7 @@ def samples(
     if padding_mode == "zeros":
         inside = op.Cast((read >= 0) & (read <= count - 1), to=places.dtype)
         weights, derivatives = weights * inside, derivatives * inside
-    elif mode == "cubic":
+    elif mode != "linear":
         read = _padded(read, count, padding_mode, align_corners)[0]
     index = op.Max(op.Min(op.Cast(read, to=sizes.dtype), op.Unsqueeze(sizes, [-1]) - 1), 0)
     each = range(rank - 1, -1, -1)  # of the coordinates, in the order of X's axes
