@@ -5,7 +5,7 @@ from tests.standard_cases import NO_RULE, RIGHT, WRONG, chosen_cases, outcome_of
 
 WITHOUT_RULE = {
     "Adagrad", "Adam", "ArrayFeatureExtractor", "Binarizer", "DeformConv",
-    "FlexAttention", "GridSample", "Loop", "Momentum",
+    "FlexAttention", "GridSample", "Momentum",
     "OptionalGetElement", "RoiAlign", "TreeEnsemble",
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Gradients of If and Scan: against differences in float64, against PyTorch unrolled, and in training."""
+"""Gradients of If, Scan and Loop: against differences in float64, against PyTorch unrolled, and in training."""
 
 import numpy as np
 import onnx
@@ -288,7 +288,74 @@ def test_if_and_scan_in_a_scan():
     check(model, {"s0": numbers(2), "xs": numbers(4, 3, 2), "w": numbers(2)}, ["s0", "xs", "w"])
 
 
+# Loop
+
+
+LOOP = """g (int64 n, bool go, float[B,3] h0, float[3] w, float most) => (float[B,3] h, float[T,B,3] ys) {
+    h, ys = Loop (n, go, h0) <body = step (int64 k, bool more, float[B,3] a) => (bool on, float[B,3] b, float[B,3] y) {
+        size = ReduceSum<keepdims = 0>(a)
+        on = Less(size, most)
+        m = Mul(a, w)
+        number = CastLike(k, a)
+        s = Add(m, number)
+        b = Sin(s)
+        y = Mul(b, a)
+    }>
+}"""
+
+
+@pytest.mark.parametrize("most", [100.0, 0.5])  # so that it stops by the number of steps, or by the condition
+@pytest.mark.parametrize("count, go", [(5, True), (1, True), (0, True), (5, False)])
+@pytest.mark.parametrize("of", [["h"], ["ys"], ["h", "ys"]], ids=str)
+def test_a_loop_by_number_and_by_condition(count, go, most, of):
+    feeds = {"n": np.array(count), "go": np.array(go), "h0": numbers(2, 3), "w": numbers(3), "most": np.array(most)}
+    got, seeds = check(model_of(LOOP), feeds, ["h0", "w"], of, twice=bool(count and go))
+    given = {n: torch.tensor(feeds[n], requires_grad=True) for n in ("h0", "w")}
+    h, ys = given["h0"], [torch.zeros(0, 2, 3, dtype=torch.float64)]
+    for k in range(count if go else 0):
+        before, h = h, torch.sin(h * given["w"] + k)
+        ys.append((h * before)[None])
+        if before.sum() >= most:
+            break
+    results = {"h": h, "ys": torch.cat(ys)}
+    wanted = {n: torch.tensor(seeds[f"{n}_grad"]) for n in of}  # without steps, onnxruntime's ys is 0 x 0 x 3
+    total = sum((results[n].reshape(g.shape) * g).sum() for n, g in wanted.items()) + 0 * given["h0"].sum()
+    grads = torch.autograd.grad(total, list(given.values()), allow_unused=True)
+    for (name, tensor), grad in zip(given.items(), grads, strict=True):
+        expected = torch.zeros_like(tensor) if grad is None else grad
+        np.testing.assert_allclose(got[f"{name}_grad"], expected.numpy(), rtol=2e-4, atol=2e-5)
+
+
+def test_a_loop_in_a_branch_in_a_scan():
+    model = model_of("""g (int64 n, float[2] s0, float[T,2] xs, float[2] w) => (float[2] s) {
+        zero = Constant<value = float {0.0}>()
+        go = Constant<value = int64 {1}>()
+        yes = Cast<to = 9>(go)
+        s = Scan <num_scan_inputs = 1, body = outer (float[2] a, float[2] x) => (float[2] a1) {
+            total = ReduceSum<keepdims = 0>(x)
+            positive = Greater(total, zero)
+            c = If (positive) <
+                then_branch = t () => (float[2] p) {
+                    p = Loop (n, yes, a) <body = inner (int64 k, bool more, float[2] i) => (bool on, float[2] i1) {
+                        on = Identity(more)
+                        m = Mul(i, w)
+                        o = Add(m, x)
+                        i1 = Tanh(o)
+                    }>
+                },
+                else_branch = e () => (float[2] q) { q = Mul(a, w) }
+            >
+            a1 = Add(c, x)
+        }> (s0, xs)
+    }""")
+    check(model, {"n": np.array(3), "s0": numbers(2), "xs": numbers(4, 2), "w": numbers(2)}, ["s0", "xs", "w"])
+
+
+# Training
+
+
 def test_an_rnn_trains_as_its_unrolled_twin():
+    """As a Scan, and as a Loop that reads each step's input by its number."""
     steps = 5
     shapes = {"wx": (2, 6), "wh": (6, 6), "b": (6,)}
     weights = {n: (RNG.standard_normal(s) / 2).astype(np.float32) for n, s in shapes.items()}
@@ -298,6 +365,14 @@ def test_an_rnn_trains_as_its_unrolled_twin():
             {body}
         }}> (h0, xs)
     }}"""
+    loop = f"""g (float[B,6] h0, float[{steps},B,2] xs) => (float[B,6] y) {{
+        n = Constant<value = int64 {{{steps}}}>()
+        y = Loop (n, , h0) <body = step (int64 k, bool more, float[B,6] h) => (bool on, float[B,6] next) {{
+            on = Identity(more)
+            x = Gather(xs, k)
+            {body}
+        }}>
+    }}"""
     unrolled = "\n".join(
         f"i{k} = Constant<value = int64 {{{k}}}>() x{k} = Gather(xs, i{k}) a{k} = MatMul(x{k}, wx) "
         f"r{k} = MatMul(h{k}, wh) s{k} = Add(a{k}, r{k}) t{k} = Add(s{k}, b) "
@@ -306,7 +381,7 @@ def test_an_rnn_trains_as_its_unrolled_twin():
     )
     twin = f"g (float[B,6] h0, float[{steps},B,2] xs) => (float[B,6] y) {{ {unrolled} }}"
     trainers = []
-    for text in (scan, twin):
+    for text in (scan, loop, twin):
         model = model_of(text)
         model.graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in weights.items())
         trainers.append(Trainer(model, losses.MSE("y"), optim.Adam(lr=0.02)))
@@ -315,7 +390,7 @@ def test_an_rnn_trains_as_its_unrolled_twin():
     xs = RNG.standard_normal((steps, 4, 2)).astype(np.float32)
     batch = {"h0": np.zeros((4, 6), np.float32), "xs": xs, "target": np.tile(np.sin(xs.sum(0)), 3)}
     for _ in range(20):
-        mine, other = (t.step(batch) for t in trainers)
-        assert mine == pytest.approx(other, rel=1e-4)
-        found.append(mine)
+        *mine, other = (t.step(batch) for t in trainers)
+        assert mine == pytest.approx([other, other], rel=1e-4)
+        found.append(other)
     assert found[-1] < found[0] / 2

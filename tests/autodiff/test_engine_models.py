@@ -13,7 +13,6 @@ from onnx import TensorProto, helper, numpy_helper, parser
 from tests.gradients import evaluate
 
 import onnxgrad
-from onnxgrad.autodiff.engine import NoRuleError
 from onnxgrad.rules import RULES, op
 
 RNG = np.random.default_rng(0)
@@ -203,21 +202,6 @@ def test_depth_is_no_matter():
 
 
 # Subgraphs
-
-
-def test_what_a_loop_reads_from_outside_counts():
-    text = """<ir_version: 9, opset_import: ["" : 18]>
-    g (int64 n, bool go, float[2] x, float[2] z) => (float[2] y) {
-        h = Exp(x)
-        b = Loop (n, go, h) <body = step (int64 k, bool more, float[2] p) => (bool on, float[2] q) {
-            on = Identity(more)
-            q = Mul(p, z)
-        }>
-        y = Add(b, z)
-    }"""
-    for wrt in ("x", "z"):
-        with pytest.raises(NoRuleError, match=r"gradient: Loop \(node 'Loop_1'\) has no gradient rule"):
-            onnxgrad.gradient(parser.parse_model(text), wrt)
 
 
 def test_a_branch_beside_the_way():

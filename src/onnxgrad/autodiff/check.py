@@ -14,9 +14,9 @@ from onnx.reference.op_run import OpRun
 from onnxgrad.autodiff import draws
 from onnxgrad.autodiff.differentiate import add_gradient
 from onnxgrad.autodiff.float64 import in_float64
+from onnxgrad.autodiff.reference.loops import Loop, Scan
 from onnxgrad.autodiff.reference.normalization import NORMALIZATIONS
 from onnxgrad.autodiff.reference.recurrent import FAILING, RECURRENT
-from onnxgrad.autodiff.reference.scan import Scan
 from onnxgrad.autodiff.reference.windows import WINDOWS
 from onnxgrad.domains import ML
 from onnxgrad.graph.files import expect_weights, load
@@ -83,7 +83,7 @@ class DynamicQuantizeLinear(OpRun):
         return np.clip(np.rint(x / scale) + zero_point, 0, 255).astype(np.uint8), scale, zero_point.astype(np.uint8)
 
 
-OWN_OPS = [Erf, Gelu, Mean, DynamicQuantizeLinear, *NORMALIZATIONS, *RECURRENT, Scan, *WINDOWS]
+OWN_OPS = [Erf, Gelu, Mean, DynamicQuantizeLinear, *NORMALIZATIONS, *RECURRENT, Loop, Scan, *WINDOWS]
 
 
 class Compared(NamedTuple):

@@ -1,4 +1,4 @@
-"""infer_subgraphs(): types and shapes inside If and Scan, where onnx's inference sees no constants from outside."""
+"""infer_subgraphs(): types and shapes inside If, Scan and Loop, where onnx sees no constants from outside."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -32,6 +32,8 @@ def _infer(builder: Builder) -> None:
                 _learn(value, _common(*map(dims_of, results)))
         elif is_standard(node.domain) and node.op_type == "Scan":
             _infer_scan(builder, node)
+        elif is_standard(node.domain) and node.op_type == "Loop":
+            _infer_loop(builder, node)
         elif not subgraphs(node) and any(v.shape is None or not v.shape.is_static() for v in node.outputs):
             known = all(v is None or isinstance(v.type, ir.TensorType) for v in node.inputs)
             if known and defs.has(node.op_type, "" if is_standard(node.domain) else node.domain):
@@ -70,6 +72,33 @@ def _infer_scan(builder: Builder, node: ir.Node) -> None:
             axis = outputs[k - first] % (len(dims) + 1)
             dims = (*dims[:axis], steps, *dims[axis:])
         _learn(value, dims)
+
+
+def _infer_loop(builder: Builder, node: ir.Node) -> None:
+    """A state has the dimensions that it begins with where a step, given these, gives them again."""
+    body = node.attributes["body"].as_graph()
+    states = [v for v in node.inputs[2:] if v is not None]
+    for value, outer in zip(body.inputs[2:], states, strict=True):
+        value.type = value.type or outer.type
+    dims: list[Dims] = [dims_of(v) for v in states]
+    while True:
+        trial = body.clone(allow_outer_scope_values=True)
+        _declare(builder, trial, dims)
+        after = [_common(d, dims_of(v)) for d, v in zip(dims, trial.outputs[1:], strict=False)]
+        if [d and list(d) for d in after] == [d and list(d) for d in dims]:
+            break
+        dims = after
+    _declare(builder, body, dims)
+    for k, (value, result) in enumerate(zip(node.outputs, body.outputs[1:], strict=False)):
+        value.type = value.type or result.type
+        found = dims_of(result)
+        _learn(value, found if k < len(states) or found is None else (None, *found))
+
+
+def _declare(builder: Builder, body: ir.Graph, dims: Sequence[Dims]) -> None:
+    for value, known in zip(body.inputs, [(), (), *dims], strict=True):
+        value.shape = None if known is None else ir.Shape(known)
+    _infer(Builder(body, builder))
 
 
 def _learn(value: ir.Value, dims: Dims) -> None:

@@ -1,4 +1,4 @@
-"""Scan for onnx.reference, whose own goes forward along the first axis only."""
+"""Scan and Loop for onnx.reference, whose own go along the first axis only, and take no scalars from a step."""
 
 from typing import Any
 
@@ -46,3 +46,29 @@ class Scan(OpRun):
 
 def _turned(x: Any, backward: int) -> Any:
     return x[::-1] if backward else x
+
+
+class Loop(OpRun):
+    """With results of every shape, and without steps."""
+
+    op_domain = ""
+
+    def need_context(self) -> bool:
+        """A step reads values of the graphs around it."""
+        return True
+
+    def _run(
+        self, M: Any, cond: Any = None, *initial: Any, context: Any = None, body: Any = None, attributes: Any = None,
+        **bindings: Any,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        states, step = list(initial), 0
+        given: list[list[Any]] = [[] for _ in body.output_names[1 + len(states) :]]
+        go = np.array(True) if cond is None else cond
+        while go and (M is None or step < M):
+            inputs = (np.array(step, np.int64), go, *states)
+            feeds = {**(context or {}), **dict(zip(body.input_names, inputs, strict=True))}
+            go, *results = self._run_body(feeds, **bindings)  # type: ignore[attr-defined]
+            states, step = results[: len(states)], step + 1
+            for all_of_it, result in zip(given, results[len(states) :], strict=True):
+                all_of_it.append(result)
+        return (*states, *(np.stack(results) if results else np.zeros(0) for results in given))
