@@ -103,3 +103,11 @@ def test_image_of_one_element():
             onnxgrad.gradient(model, ["in_0", "in_1"]), {**feeds, "out_0_grad": np.ones((1, 2, 2, 3))}
         ):
             assert np.isfinite(array).all()
+
+
+def test_no_places():
+    X, grid = inputs_of(2)
+    model, feeds = model_of_node("GridSample", [X, grid[:, :0]], static=False)
+    _, dX, dgrid = evaluate(onnxgrad.gradient(model, ["in_0", "in_1"]), {**feeds, "out_0_grad": np.ones((2, 2, 0, 3))})
+    np.testing.assert_array_equal(dX, np.zeros(X.shape))
+    assert dgrid.shape == (2, 0, 3, 2)

@@ -43,6 +43,15 @@ def test_region_turned_inside_out():
         assert drois[1].all()
 
 
+@pytest.mark.parametrize("mode", ["avg", "max"])
+def test_no_regions(mode):
+    inputs = [X, ROIS[:0], IMAGES[:0]]
+    model, feeds = model_of_node("RoiAlign", inputs, attributes={"mode": mode, **SIZES}, static=False)
+    _, dX, drois = evaluate(onnxgrad.gradient(model, ["in_0", "in_1"]), {**feeds, "out_0_grad": np.ones((0, 3, 2, 3))})
+    np.testing.assert_array_equal(dX, np.zeros(X.shape))
+    assert drois.shape == (0, 4)
+
+
 def test_float16():
     seed, found = RNG.standard_normal((5, 3, 2, 3)), []
     rois = np.array(ROIS, np.float16)

@@ -143,11 +143,16 @@ def of_image(g: Tensor, X: Tensor, s: Samples) -> Tensor:
     return summed_rows(each, s.rows, s.numbers, X)
 
 
+def _taps(rank: int) -> list[int]:
+    """The axes of what one place reads; onnxruntime sums an empty tensor only along axes counted from the beginning."""
+    return [*range(rank + 1, 2 * rank + 1)]
+
+
 def image_at(s: Samples) -> Tensor:
     """What is read: channels behind the batch, then the axes of the places."""
     rank = len(s.weights)
     each = op.Gather(s.rows, s.numbers) * op.Unsqueeze(in_type(_product(s.weights), s.rows.dtype), [-1])
-    summed = op.ReduceSum(each, [*range(-1 - rank, -1)], keepdims=0)
+    summed = op.ReduceSum(each, _taps(rank), keepdims=0)
     return op.Transpose(summed, perm=[0, rank + 1, *range(1, rank + 1)])
 
 
@@ -155,11 +160,11 @@ def of_places(g: Tensor, s: Samples) -> Tensor:
     """The gradient of the coordinates at which it is read, in the type of the weights."""
     rank = len(s.weights)
     products = op.Gather(s.rows, s.numbers) * _channels_last(g, rank)
-    of_weights = op.ReduceSum(in_type(products, s.weights[0].dtype), [-1], keepdims=0)
+    of_weights = op.ReduceSum(in_type(products, s.weights[0].dtype), [2 * rank + 1], keepdims=0)
     parts = []
     for k in range(rank):
         change = _product([s.derivatives[j] if j == k else w for j, w in enumerate(s.weights)])
-        parts.append(op.Unsqueeze(op.ReduceSum(of_weights * change, [*range(-rank, 0)], keepdims=0), [-1]))
+        parts.append(op.Unsqueeze(op.ReduceSum(of_weights * change, _taps(rank), keepdims=0), [-1]))
     return op.Concat(*parts[::-1], axis=-1)
 
 

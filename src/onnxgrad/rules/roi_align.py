@@ -107,7 +107,7 @@ class Bins:
     def of_regions(self) -> Tensor:
         n = self.n
         products = in_type(op.Gather(self.rows, self.numbers) * self.g, wide_type(n.rois))
-        of_weights = op.ReduceSum(products, [-1], keepdims=0)
+        of_weights = op.ReduceSum(products, [5], keepdims=0)
         by_column = of_weights * self.outer(self.down.weights, 0)
         by_row = of_weights * self.outer(self.across.weights, 1)
         parts = [
