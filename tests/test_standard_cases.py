@@ -4,9 +4,9 @@ import pytest
 from tests.standard_cases import NO_RULE, RIGHT, WRONG, chosen_cases, outcome_of
 
 WITHOUT_RULE = {
-    "Adagrad", "Adam", "ArrayFeatureExtractor", "Binarizer", "DeformConv",
-    "FlexAttention", "GridSample", "Momentum",
-    "OptionalGetElement", "RoiAlign", "TreeEnsemble",
+    "Adagrad", "Adam", "ArrayFeatureExtractor", "Binarizer",
+    "FlexAttention", "Momentum",
+    "OptionalGetElement", "TreeEnsemble",
 }  # fmt: skip
 
 
