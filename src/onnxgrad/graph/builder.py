@@ -50,10 +50,10 @@ class Builder:
         self.opsets: dict[str, int] = graph.opset_imports if outer is None else outer.opsets
         self.scope = ""  # what names begin with
         if outer is None:
-            graphs = (graph, *graph.subgraphs())
+            graphs = (graph, *(graph.subgraphs() if any(map(_has_subgraph, graph)) else ()))
             self._names = {v.name for g in graphs for v in (*g.inputs, *g.initializers.values())}
-            self._node_names = {node.name for node in graph.all_nodes()}
-            self._names.update(v.name for node in graph.all_nodes() for v in node.outputs)
+            self._node_names = {node.name for g in graphs for node in g}
+            self._names.update(v.name for g in graphs for node in g for v in node.outputs)
         else:
             self._names, self._node_names = outer._names, outer._node_names
         self._contents: dict[ir.Value, tuple[Dim, ...]] = {}  # of vectors that hold a shape
@@ -491,4 +491,7 @@ def _content_key(attribute: ir.Attr) -> str:
 
 
 def _has_subgraph(node: ir.Node) -> bool:
-    return any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in node.attributes.values())
+    attributes = node.attributes  # of which most nodes have none
+    return bool(attributes) and any(
+        a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in attributes.values()
+    )

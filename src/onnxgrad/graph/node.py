@@ -96,6 +96,8 @@ def captured(node: ir.Node) -> list[ir.Value]:
 
 def subgraphs(node: ir.Node) -> list[ir.Graph]:
     """A node's own, without those in them."""
+    if not node.attributes:  # as most
+        return []
     graphs = [a.value for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH]
     return graphs + [g for a in node.attributes.values() if a.type == ir.AttributeType.GRAPHS for g in a.value]
 

@@ -5,8 +5,9 @@ from onnxgrad.passes.draft import Draft
 
 def name_nodes(draft: Draft) -> None:
     """Names nodes without a name by their operator and position."""
-    taken = {node.name for node in draft.graph.all_nodes() if node.name}
-    for k, node in enumerate((*draft.graph, *(n for graph in draft.graph.subgraphs() for n in graph))):
+    nodes = [node for graph in (draft.graph, *draft.graph.subgraphs()) for node in graph]
+    taken = {node.name for node in nodes if node.name}
+    for k, node in enumerate(nodes):
         if not node.name:
             name = f"{node.op_type}_{k}"
             while name in taken:

@@ -172,10 +172,13 @@ def name_dimensions(draft: Draft) -> None:
 
 def lift_initializers(draft: Draft) -> None:
     """Makes initializers of subgraphs the main graph's, where gradients and training look for parameters."""
+    subgraphs = list(draft.graph.subgraphs())
+    if not any(graph.initializers for graph in subgraphs):
+        return
     taken = set(draft.graph.initializers)
     taken |= {str(v.name) for node in draft.graph.all_nodes() for v in node.outputs}
-    taken |= {str(v.name) for graph in (draft.graph, *draft.graph.subgraphs()) for v in graph.inputs}
-    for graph in draft.graph.subgraphs():
+    taken |= {str(v.name) for graph in (draft.graph, *subgraphs) for v in graph.inputs}
+    for graph in subgraphs:
         for name, value in list(graph.initializers.items()):
             if value.is_graph_input():
                 continue
