@@ -16,7 +16,7 @@ from tests.node_cases import all_cases
 from tests.runtime.sessions import bits_of, run_in, session_of
 
 from onnxgrad.op import OPERATORS
-from onnxgrad.ops.conv import conv_grad
+from onnxgrad.ops.conv import conv_grad, depthwise_conv
 from onnxgrad.runtime.custom_op import ELEMENT_TYPES
 from onnxgrad.tensor_types import DTYPES
 
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 COMMAND = [sys.executable, "-m", "tests.backend_cases"]
 # The types for which stock onnxruntime has kernels of everything that the functions are made of.
 NUMPYS_OWN = {dtype for dtype in DTYPES.values() if dtype.isbuiltin == 1}
-WITHOUT_STOCK_KERNELS = {(conv_grad, np.dtype(np.float64))}  # it convolves in float32 only
+WITHOUT_STOCK_KERNELS = {(op, np.dtype(np.float64)) for op in (conv_grad, depthwise_conv)}  # it convolves in float32 only
 
 
 def test_every_operator_occurs_with_every_type_and_optional_input():
