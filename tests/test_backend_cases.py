@@ -25,7 +25,8 @@ ROOT = Path(__file__).parents[1]
 COMMAND = [sys.executable, "-m", "tests.backend_cases"]
 # The types for which stock onnxruntime has kernels of everything that the functions are made of.
 NUMPYS_OWN = {dtype for dtype in DTYPES.values() if dtype.isbuiltin == 1}
-WITHOUT_STOCK_KERNELS = {(op, np.dtype(np.float64)) for op in (conv_grad, depthwise_conv)}  # it convolves in float32 only
+# It convolves in float32 only.
+WITHOUT_STOCK_KERNELS = {(op, np.dtype(np.float64)) for op in (conv_grad, depthwise_conv)}
 
 
 def test_every_operator_occurs_with_every_type_and_optional_input():
