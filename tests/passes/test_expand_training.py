@@ -545,7 +545,7 @@ def test_statistics_of_a_batch_are_found_once():
     x, g = normal(4, 3, 5), normal(4, 3, 5)
     channels = {"s": np.abs(normal(3)), "b": normal(3), "m": normal(3), "v": np.abs(normal(3))}
     text = """g (float[N, 3, 5] x, float[N, 3, 5] g, float[3] s, float[3] b, float[3] m, float[3] v)
-        => (float[N, 3, 5] y, float[N, 3, 5] dx, float[3] ds, float[3] db, float[3] m2, float[3] v2) {
+        => (float[N, 3, 5] y, float[N, 3, 5] dx, float[3] ds, float[3] db) {
         y, m2, v2, mean, inverse = com.microsoft.BatchNormInternal <epsilon = 0.01, momentum = 0.8> (x, s, b, m, v)
         dx, ds, db = com.microsoft.BatchNormalizationGrad <epsilon = 0.01> (g, x, s, mean, inverse)
     }"""

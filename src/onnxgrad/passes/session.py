@@ -61,19 +61,19 @@ def _nodes(graph: Any) -> Iterator[onnx.NodeProto]:
 
 
 def _is_foreign(domain: str, op_type: str) -> bool:
-    if domain == MICROSOFT:
-        return operator_of(domain, op_type) is None
+    if domain == MICROSOFT:  # BatchNormInternal is ours, but its statistics are to be shown (show_updates)
+        return operator_of(domain, op_type) is None or op_type == "BatchNormInternal"
     return is_standard(domain) and op_type in STRAYS
 
 
 def expanded(model: Any, foreign: set[str]) -> Any:
     """The model without old operators; itself, if it has none."""
     from onnxgrad.passes.expand_training import WRITERS, expand_training, show_updates
-    from onnxgrad.passes.expand_training.registry import NOT_THERE
+    from onnxgrad.passes.expand_training.registry import IN_PLACE, NOT_THERE
 
     for name in sorted(foreign & NOT_THERE.keys()):
         raise ValueError(f"session: the model has the operator {name}, which onnxgrad has not: it {NOT_THERE[name]}")
-    if foreign.isdisjoint(WRITERS):
+    if foreign.isdisjoint({*WRITERS, *IN_PLACE}):
         return model
     from onnxgrad.graph.files import load
     from onnxgrad.passes.draft import Draft
