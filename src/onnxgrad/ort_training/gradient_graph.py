@@ -118,7 +118,7 @@ def keep_max_pool_indices(draft: Draft) -> None:
     pools = _named(draft.graph, "", "MaxPool")
     for node in _named(draft.graph, OWN, "MaxPoolGrad"):
         pool = next((p for p in pools if p.inputs[0] is node.inputs[1] and _has_windows_of(p, node)), None)
-        if pool is None or pool.attributes.get_int("storage_order", 0):
+        if pool is None or pool.attributes.get_int("storage_order", 0) == 1:
             continue  # it stays, as an ONNX function
         pool.resize_outputs(2)
         values, indices = pool.outputs
