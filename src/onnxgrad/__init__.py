@@ -19,7 +19,7 @@ from onnxgrad.runtime.register import register
 
 if _TYPE_CHECKING:
     from onnxgrad.autodiff.check import check_gradient
-    from onnxgrad.autodiff.differentiate import gradient
+    from onnxgrad.autodiff.differentiate import gradient, hvp
     from onnxgrad.passes.session import session
     from onnxgrad.rules import vjp
     from onnxgrad.train import losses, metrics, optim, schedules
@@ -41,6 +41,7 @@ __all__ = [
     "gradient",
     "gru_grad",
     "gru_training",
+    "hvp",
     "losses",
     "lstm_grad",
     "lstm_training",
@@ -61,6 +62,7 @@ _LATER = {
     "Trainer": "onnxgrad.train.trainer",
     "check_gradient": "onnxgrad.autodiff.check",
     "gradient": "onnxgrad.autodiff.differentiate",
+    "hvp": "onnxgrad.autodiff.differentiate",
     "losses": "onnxgrad.train",
     "metrics": "onnxgrad.train",
     "optim": "onnxgrad.train",

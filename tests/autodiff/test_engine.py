@@ -244,7 +244,7 @@ def test_in_kind(tmp_path):
     assert names(ir.to_proto(from_graph).graph.node) == names(from_proto.graph.node)
 
 
-def test_hessian_vector_product():
+def test_a_gradient_of_a_gradient():
     text = """g (float[3] x) => (float y) {
         a = Exp(x)
         b = Mul(a, x)

@@ -117,6 +117,15 @@ def test_parameters_as_inputs_a_pattern_and_a_seed(path):
     assert "float32[batch, 80, 80]" in printed and "weights.bin" not in printed
 
 
+def test_a_product_of_the_hessian(path):
+    out = path.with_name("out.onnx")
+    printed = run("grad", path, "-o", out, "--of", "loss", "--wrt", "W", "--wrt", "b", "--hvp")
+    graph = onnx.load(out, load_external_data=False).graph
+    assert [i.name for i in graph.input] == ["x", "W_vector", "b_vector"]
+    assert [o.name for o in graph.output] == ["loss", "y", "W_hvp", "b_hvp"]
+    assert "new inputs: W_vector, b_vector, take the vector" in printed and "hvp of" in printed
+
+
 def test_long_lists_of_gradients_are_cut(tmp_path, monkeypatch):
     monkeypatch.setattr(gradient_commands, "MOST_ROWS", 1)
     onnx.save(model(), tmp_path / "model.onnx")

@@ -1,4 +1,4 @@
-"""gradient(): an ONNX model in, the model with its gradient out."""
+"""gradient() and hvp(): an ONNX model in, the model with its gradient or with products of its Hessian out."""
 
 import fnmatch
 from collections.abc import Sequence
@@ -43,6 +43,26 @@ def gradient(
     return result if isinstance(model, ir.Model) else ir.to_proto(result)
 
 
+def hvp(
+    model: Any,
+    wrt: str | Sequence[str] | None = None,
+    of: str | Sequence[str] | None = None,
+    *,
+    parameters_as_inputs: bool = False,
+) -> Any:
+    """The model with a product of its Hessian and a vector: outputs `<name>_hvp` after its own, one for each of `wrt`.
+
+    The arguments are those of gradient(). The vector is as many inputs `<name>_vector`, each in the shape of what it
+    belongs to, so the product has the blocks of the Hessian that mix two of `wrt`, too. Where `of` is not a scalar, the
+    result has an input `<output>_grad`, and the Hessian is that of the sum of `of` times it. A run costs about two
+    gradients; the Hessian itself is never made.
+    """
+    draft = prepare(load(model, "hvp"), "hvp")
+    draft, _, _ = add_hvp(draft, wrt, of, parameters_as_inputs=parameters_as_inputs)
+    result = draft.run(FINISH).model
+    return result if isinstance(model, ir.Model) else ir.to_proto(result)
+
+
 class Gradient(NamedTuple):
     """Which inputs and outputs of a model are what, once it has its gradient."""
 
@@ -60,16 +80,43 @@ def add_gradient(
     wanted = sources(draft, results, wrt, "`wrt`")
     builder = Builder(graph)
     seeds = _seeds(builder, results)
-    try:
-        found = write_gradient(builder, seeds, wanted)
-    except NoRuleError as error:
-        way_out = WAYS_OUT.get(draft.caller, "leave out of `wrt` what reaches the result through it")
-        raise NoRuleError(f"{draft.caller}: {error}, or {way_out}") from None
-    outputs = _add_outputs(builder, wanted, found)
+    found = _write_gradient(draft, builder, seeds, wanted)
+    outputs = _add_outputs(builder, wanted, found, "grad")
     if parameters_as_inputs:
         weights_to_inputs(graph, [str(value.name) for value in wanted])
     inputs = {str(v.name): str(seed.value.name) for v, seed in seeds.items() if seed.value.producer() is None}
     return Gradient(outputs, inputs, [str(v.name) for v in results])
+
+
+def add_hvp(
+    draft: Draft, wrt: str | Sequence[str] | None, of: str | Sequence[str] | None, *, parameters_as_inputs: bool
+) -> tuple[Draft, Gradient, dict[str, str]]:
+    """A draft with what hvp() adds to a model, given one that is prepared, and the inputs that take the vector."""
+    first = add_gradient(draft, wrt, of, parameters_as_inputs=False)
+    draft = prepare(draft.run(FINISH).model, draft.caller)  # a gradient is a model as any other
+    graph = draft.graph
+    named = {**graph.initializers, **{str(v.name): v for v in graph.inputs}}
+    wanted = [named[name] for name in first.outputs]
+    gradients = [graph.outputs.pop() for _ in wanted][::-1]
+    builder = Builder(graph)
+    vectors = [_new_input(builder, value, f"{value.name}_vector") for value in wanted]
+    found = _write_gradient(draft, builder, dict(zip(gradients, vectors, strict=True)), wanted)
+    outputs = _add_outputs(builder, wanted, found, "hvp")
+    if parameters_as_inputs:
+        weights_to_inputs(graph, list(outputs))
+    taking = {name: str(vector.value.name) for name, vector in zip(outputs, vectors, strict=True)}
+    return draft, Gradient(outputs, first.seeds, first.results), taking
+
+
+def _write_gradient(
+    draft: Draft, builder: Builder, seeds: dict[ir.Value, Tensor], wanted: list[ir.Value]
+) -> dict[ir.Value, Tensor]:
+    """The engine's, with what can be done about an operator without a rule."""
+    try:
+        return write_gradient(builder, seeds, wanted)
+    except NoRuleError as error:
+        way_out = WAYS_OUT.get(draft.caller, "leave out of `wrt` what reaches the result through it")
+        raise NoRuleError(f"{draft.caller}: {error}, or {way_out}") from None
 
 
 def _results(graph: ir.Graph, of: str | Sequence[str] | None, caller: str) -> list[ir.Value]:
@@ -159,26 +206,33 @@ def _seeds(builder: Builder, results: list[ir.Value]) -> dict[ir.Value, Tensor]:
             with builder.at_work(f"{value.name}_grad"):
                 seeds[value] = builder.constant(1, tensor.dtype)
             continue
-        name = builder.fresh_value_name(f"{value.name}_grad")
-        seed = ir.Value(name=name, shape=ir.Shape(list(tensor.shape)) if tensor.shape is not None else None)
-        seed.dtype = tensor.dtype
-        builder.graph.inputs.append(seed)
-        seeds[value] = builder.tensor(seed)
+        seeds[value] = _new_input(builder, value, f"{value.name}_grad")
     return seeds
 
 
-def _add_outputs(builder: Builder, sources: list[ir.Value], found: dict[ir.Value, Tensor]) -> dict[str, str]:
+def _new_input(builder: Builder, like: ir.Value, name: str) -> Tensor:
+    """An input of the type and shape of another value."""
+    tensor = builder.tensor(like)
+    made = ir.Value(name=builder.fresh_value_name(name))
+    made.dtype, made.shape = tensor.dtype, None if tensor.shape is None else ir.Shape(list(tensor.shape))
+    builder.graph.inputs.append(made)
+    return builder.tensor(made)
+
+
+def _add_outputs(
+    builder: Builder, sources: list[ir.Value], found: dict[ir.Value, Tensor], suffix: str
+) -> dict[str, str]:
     """Gives each gradient its name, and makes it an output."""
     names = {}
     taken: set[ir.Value] = {*builder.graph.inputs, *builder.graph.outputs}
     for source in sources:
         total = found[source].value
         producer = total.producer()
-        with builder.at_work(f"{source.name}_grad"):
+        with builder.at_work(f"{source.name}_{suffix}"):
             if total in taken or producer is None or producer.op_type == "Constant" or total.is_initializer():
                 total = builder.copy(builder.tensor(total)).value
         taken.add(total)
-        total.name = builder.fresh_value_name(f"{source.name}_grad")
+        total.name = builder.fresh_value_name(f"{source.name}_{suffix}")
         builder.graph.outputs.append(total)
         names[str(source.name)] = str(total.name)
     return names

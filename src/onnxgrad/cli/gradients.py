@@ -33,11 +33,20 @@ wrt_option = click.option(
 @of_option
 @wrt_option
 @click.option("--parameters-as-inputs", is_flag=True, help="Make inputs of the initializers differentiated.")
+@click.option("--hvp", is_flag=True, help="Add the product of the Hessian and a vector in place of the gradient.")
 @click.option("--overwrite", is_flag=True, help="Write over MODEL itself, if -o says so.")
 def grad(
-    model: Path, output: Path, of: Sequence[str], wrt: Sequence[str], parameters_as_inputs: bool, overwrite: bool
+    model: Path,
+    output: Path,
+    of: Sequence[str],
+    wrt: Sequence[str],
+    parameters_as_inputs: bool,
+    hvp: bool,
+    overwrite: bool,
 ) -> None:
     """Add its gradient to MODEL: an output NAME_grad for every input or parameter NAME.
+
+    With --hvp it is an output NAME_hvp, and an input NAME_vector takes the vector that the Hessian is multiplied by.
 
     A scalar output is differentiated as it is. For any other the new model has an input that takes the gradient of
     that output. Weights in files of their own are not loaded: they stay where they are if the new model is in the same
@@ -47,8 +56,9 @@ def grad(
     onnxgrad grad model.onnx -o training.onnx --parameters-as-inputs
     onnxgrad grad classifier.onnx -o saliency.onnx --of logits --wrt image
     onnxgrad grad model.onnx -o head.onnx --of loss --wrt 'classifier.*'
+    onnxgrad grad model.onnx -o hessian.onnx --of loss --wrt image --hvp
     """
-    from onnxgrad.autodiff.differentiate import add_gradient
+    from onnxgrad.autodiff.differentiate import add_gradient, add_hvp
     from onnxgrad.graph.files import expect_place, load, save
     from onnxgrad.passes.finish import FINISH
     from onnxgrad.passes.prepare import prepare
@@ -59,19 +69,26 @@ def grad(
     was = sum(1 for _ in loaded.graph.all_nodes())
     with Console(stderr=True).status("differentiating"):
         draft = prepare(loaded, "grad")
-        made = add_gradient(draft, list(wrt) or None, list(of) or None, parameters_as_inputs=parameters_as_inputs)
+        vectors: dict[str, str] = {}
+        chosen = list(wrt) or None, list(of) or None
+        if hvp:
+            draft, made, vectors = add_hvp(draft, *chosen, parameters_as_inputs=parameters_as_inputs)
+        else:
+            made = add_gradient(draft, *chosen, parameters_as_inputs=parameters_as_inputs)
         result = draft.run(FINISH).model
     with Console(stderr=True).status("writing"):
         files = save(result, output, model)
     outputs = {v.name: v for v in result.graph.outputs}
     rows = [[name, grad, described(outputs[grad])] for name, grad in made.outputs.items()]
-    show(["gradient of", "output", "type"], rows[:MOST_ROWS])
+    show(["hvp of" if hvp else "gradient of", "output", "type"], rows[:MOST_ROWS])
     console = plain_console()
     if len(rows) > MOST_ROWS:
         console.print(f"… and {len(rows) - MOST_ROWS} more")
     inputs = {v.name: v for v in result.graph.inputs}
     for name, seed in made.seeds.items():
         console.print(f"new input: {seed}, {described(inputs[seed])}, takes the gradient of {name}", markup=False)
+    if vectors:
+        console.print(f"new inputs: {', '.join(list(vectors.values())[:MOST_ROWS])}, take the vector", markup=False)
     now = sum(1 for _ in result.graph.all_nodes())
     sizes = " + ".join(f"{path.name} {size(path)}" for path in files)
     console.print(f"differentiated: {', '.join(made.results)}; nodes: {was} → {now}; {sizes}", markup=False)
