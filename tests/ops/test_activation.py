@@ -1,4 +1,4 @@
-"""ReluGrad, LeakyReluGrad, SigmoidGrad and TanhGrad against their definitions, PyTorch, and their error sentences."""
+"""The gradients of activations against their definitions, PyTorch, and their error sentences."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,9 +13,9 @@ from tests.expected import derivatives, exact
 from tests.node_cases import NodeCase, elementwise_cases
 from torch.nn import functional as nn
 
-from onnxgrad.ops.activation import leaky_relu_grad, relu_grad, sigmoid_grad, tanh_grad
+from onnxgrad.ops.activation import hard_swish_grad, leaky_relu_grad, relu_grad, sigmoid_grad, tanh_grad
 
-ALL = [relu_grad, leaky_relu_grad, sigmoid_grad, tanh_grad]
+ALL = [relu_grad, leaky_relu_grad, sigmoid_grad, tanh_grad, hard_swish_grad]
 every_operator = pytest.mark.parametrize("op", ALL, ids=lambda op: op.function_name)
 
 
@@ -87,6 +87,7 @@ def test_nan_stays_nan_and_harms_no_other(op):
         (leaky_relu_grad, lambda x: nn.leaky_relu(x, 0.01), False),
         (sigmoid_grad, torch.sigmoid, True),
         (tanh_grad, torch.tanh, True),
+        (hard_swish_grad, nn.hardswish, False),
     ],
 )
 def test_as_in_torch(op, forward, given_result):
@@ -114,4 +115,4 @@ def expected(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Expected
 
 def node_cases() -> Iterator[NodeCase]:
     """Small calls for every runtime to run."""
-    return elementwise_cases(relu_grad, leaky_relu_grad, sigmoid_grad, tanh_grad)
+    return elementwise_cases(*ALL)

@@ -1,4 +1,4 @@
-"""ReluGrad, LeakyReluGrad, SigmoidGrad and TanhGrad on the CPU: the formulas of their definitions, compiled."""
+"""The gradients of activations on the CPU: the formulas of their definitions, compiled."""
 
 from onnxgrad.cpu.core.elementwise import Elementwise
 from onnxgrad.ops import activation
@@ -9,6 +9,7 @@ _relu_grad = Elementwise(formula_of(activation.relu_grad))
 _leaky_relu_grad = Elementwise(formula_of(activation.leaky_relu_grad))
 _sigmoid_grad = Elementwise(formula_of(activation.sigmoid_grad))
 _tanh_grad = Elementwise(formula_of(activation.tanh_grad))
+_hard_swish_grad = Elementwise(formula_of(activation.hard_swish_grad))
 
 
 def relu_grad(dY: Array, X: Array, dX: Array) -> None:
@@ -25,3 +26,7 @@ def sigmoid_grad(dY: Array, Y: Array, dX: Array) -> None:
 
 def tanh_grad(dY: Array, Y: Array, dX: Array) -> None:
     _tanh_grad(dY, Y, dX)
+
+
+def hard_swish_grad(dY: Array, X: Array, dX: Array) -> None:
+    _hard_swish_grad(dY, X, dX)

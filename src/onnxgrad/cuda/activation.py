@@ -1,4 +1,4 @@
-"""ReluGrad, LeakyReluGrad, SigmoidGrad and TanhGrad on CUDA: the formulas of their definitions, compiled."""
+"""The gradients of activations on CUDA: the formulas of their definitions, compiled."""
 
 import torch
 
@@ -11,6 +11,7 @@ _relu_grad = Elementwise(formula_of(activation.relu_grad))
 _leaky_relu_grad = Elementwise(formula_of(activation.leaky_relu_grad))
 _sigmoid_grad = Elementwise(formula_of(activation.sigmoid_grad))
 _tanh_grad = Elementwise(formula_of(activation.tanh_grad))
+_hard_swish_grad = Elementwise(formula_of(activation.hard_swish_grad))
 
 
 def relu_grad(dY: torch.Tensor, X: torch.Tensor, dX: torch.Tensor, bad: BadIndex) -> None:
@@ -27,3 +28,7 @@ def sigmoid_grad(dY: torch.Tensor, Y: torch.Tensor, dX: torch.Tensor, bad: BadIn
 
 def tanh_grad(dY: torch.Tensor, Y: torch.Tensor, dX: torch.Tensor, bad: BadIndex) -> None:
     _tanh_grad(dY, Y, dX)
+
+
+def hard_swish_grad(dY: torch.Tensor, X: torch.Tensor, dX: torch.Tensor, bad: BadIndex) -> None:
+    _hard_swish_grad(dY, X, dX)

@@ -1,4 +1,4 @@
-"""ReluGrad, LeakyReluGrad, SigmoidGrad and TanhGrad as ONNX functions: the formulas of their definitions, as nodes."""
+"""The gradients of activations as ONNX functions: the formulas of their definitions, as nodes."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +23,10 @@ def sigmoid_grad(o: Body, dY: Value, Y: Value) -> list[Value]:
 
 def tanh_grad(o: Body, dY: Value, Y: Value) -> list[Value]:
     return o.in_work_type(dY, lambda work: [_formula(activation.tanh_grad)(work(dY), work(Y))])
+
+
+def hard_swish_grad(o: Body, dY: Value, X: Value) -> list[Value]:
+    return o.in_work_type(dY, lambda work: [_formula(activation.hard_swish_grad)(work(dY), work(X))])
 
 
 def _formula(op: Op[..., Any]) -> Callable[..., Value]:

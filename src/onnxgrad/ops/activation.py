@@ -1,10 +1,11 @@
-"""ReluGrad, LeakyReluGrad, SigmoidGrad and TanhGrad: gradients by an activation's own result, as formulas.
+"""ReluGrad, LeakyReluGrad, SigmoidGrad, TanhGrad and HardSwishGrad: gradients of activations, as formulas.
 
 Each body is all that there is of its operator: NumPy runs it, and cpu/, cuda/ and functions/ compile it.
 """
 
+from onnxgrad.domains import OWN
 from onnxgrad.op import op
-from onnxgrad.ops.families.formulas import in_work_type, one, where
+from onnxgrad.ops.families.formulas import in_work_type, one, six, three, where
 from onnxgrad.schema import Dim, Known, agree
 from onnxgrad.tensor_types import T
 
@@ -66,3 +67,13 @@ def tanh_grad(dY: T, Y: T) -> T:
     float16 and bfloat16 compute in float32 and round once.
     """
     return dY * (one - Y * Y)
+
+
+@op("HardSwishGrad", domain=OWN, outputs="dX", shape=_as_input)
+@in_work_type
+def hard_swish_grad(dY: T, X: T) -> T:
+    """Gradient of HardSwish: dX = dY · (X / 3 + ½) where X is between -3 and 3, 0 below, and dY above.
+
+    X is what HardSwish was given. float16 and bfloat16 compute in float32 and round once.
+    """
+    return where(X - three < 0, where(X + three > 0, dY * (X + X + three) / six, 0), dY)

@@ -2,7 +2,7 @@
 
 import onnx_ir as ir
 
-from onnxgrad.domains import MICROSOFT
+from onnxgrad.domains import MICROSOFT, OWN
 from onnxgrad.graph.broadcast import sum_to_shape
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
@@ -56,11 +56,6 @@ vjp("HardSigmoid", X=lambda g, n: only_where((n.Y > 0) & (n.Y < 1), g * n.alpha)
 vjp("Softplus", X=lambda g, n: g * op.Sigmoid(n.X))
 
 
-def _hard_swish(g: Tensor, n: NodeView) -> Tensor:
-    X = n.X
-    return g * op.Where(X < 3, only_where(X > -3, X / 3 + 0.5), 1)
-
-
 def _mish(g: Tensor, n: NodeView) -> Tensor:
     X = n.X
     t = op.Tanh(op.Softplus(X))
@@ -72,7 +67,13 @@ def _softsign(g: Tensor, n: NodeView) -> Tensor:
     return g / (d * d)
 
 
-vjp("HardSwish", X=_hard_swish, doc="0 at -3, 1 at 3.")
+vjp("HardSwish", X=lambda g, n: op.HardSwishGrad(g, n.X), doc="0 at -3, 1 at 3.")
+vjp(
+    "HardSwishGrad",
+    domain=OWN,
+    dY=lambda g, n: op.HardSwishGrad(g, n.X),
+    X=lambda g, n: only_where((n.X > -3) & (n.X < 3), g * n.dY / 3),
+)
 vjp("Mish", X=_mish)
 vjp("Softsign", input=_softsign)
 

@@ -9,11 +9,12 @@ from onnxgrad.cpu.core.halves import flat, load, store
 from onnxgrad.cpu.core.jit import inlined, native
 from onnxgrad.cpu.core.parallel import parallel
 from onnxgrad.cpu.core.threads import launch
-from onnxgrad.ops.families.formulas import bind
+from onnxgrad.ops.families.formulas import NUMBERS, bind
 from onnxgrad.tensor_types import Array, accumulator
 
 TASK = 1 << 14  # elements
-ONE = np.int8(1)  # takes the type of the number it meets, while int64 and float32 make a float64
+# They take the type of the number they meet, while int64 and float32 make a float64.
+SMALL = {name: np.int8(number) for name, number in NUMBERS.items()}
 
 
 class Elementwise:
@@ -21,7 +22,7 @@ class Elementwise:
 
     def __init__(self, formula: Callable[..., Any]) -> None:
         name = formula.__name__
-        formula = inlined(bind(formula, name, where=_where, one=ONE))
+        formula = inlined(bind(formula, name, where=_where, **SMALL))
         elements = native(bind(_elements, f"{name}_elements", compute=formula))
         with_bias = native(bind(_elements_with_bias, f"{name}_elements_with_bias", compute=formula))
         self._plain = native(bind(_all, f"{name}_all", some=elements))

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from onnxgrad.cuda.core.launch import bits_of, ceil_div, float_of, launch, to_type
-from onnxgrad.ops.families.formulas import bind
+from onnxgrad.ops.families.formulas import NUMBERS, bind
 
 BLOCK = 1024
 
@@ -19,7 +19,7 @@ class Elementwise:
     def __init__(self, formula: Callable[..., Any]) -> None:
         name = formula.__name__
         # Triton looks up all names that the source has, its annotations among them.
-        compute = triton.jit(bind(formula, name, where=_where, one=ONE, T=None, tl=tl))
+        compute = triton.jit(bind(formula, name, where=_where, **KNOWN, T=None, tl=tl))
         self._kernel = triton.jit(bind(_elements, f"{name}_elements", compute=compute))
 
     def __call__(
@@ -36,7 +36,7 @@ class Elementwise:
         )  # fmt: skip
 
 
-ONE = tl.constexpr(1)
+KNOWN = {name: tl.constexpr(number) for name, number in NUMBERS.items()}
 compute: Any = None  # the name that is bound to each formula
 
 

@@ -15,7 +15,9 @@ from onnxgrad.op import Op
 from onnxgrad.tensor_types import accumulator
 
 where = np.where
-one = 1  # a name, since Numba takes a plain 1 for 64 bits wide, and then computes in float64
+# Names, since Numba takes a plain 1 for 64 bits wide, and then computes in float64.
+NUMBERS = {"one": 1, "three": 3, "six": 6}
+one, three, six = NUMBERS.values()
 
 F = TypeVar("F", bound=Callable[..., Any])
 
