@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
-from onnx import TensorProto, defs, helper, numpy_helper
+from onnx import TensorProto, defs, helper, numpy_helper, parser
 from tests.left_out import leave_out
 
 import onnxgrad
@@ -115,6 +115,37 @@ def check_rule(
                 continue
             checked = onnxgrad.check_gradient(once, {**feeds, **seeds}, depends, again)
             assert checked.worst < 10 * exact, f"{op_type} twice, {'known' if static else 'unknown'} shapes:\n{checked}"
+
+
+def parsed(text: str) -> onnx.ModelProto:
+    """A model in onnx's own text format, for what takes more than one node."""
+    return parser.parse_model(f'<ir_version: 9, opset_import: ["" : 18]>\n{text}')
+
+
+def check_model(
+    model: onnx.ModelProto, feeds: dict[str, Any], wrt: list[str], of: Any = None, twice: bool = True
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A model's gradient is right, once and twice; it is valid and runs in float32 in onnxruntime without our kernels.
+
+    Returns all results in float32, by name, and what the inputs for seeds were given.
+    """
+    outputs = [o.name for o in model.graph.output if o.name in (of or [o.name])]
+    checked = onnxgrad.check_gradient(model, feeds, wrt, outputs)
+    assert checked.worst < EXACT, f"\n{checked}"
+    once = onnxgrad.gradient(model, wrt, outputs)
+    onnx.checker.check_model(once, full_check=True)
+    seeds = feeds_for_seeds(once, model, _single(feeds))
+    session = onnxruntime.InferenceSession(once.SerializeToString(), providers=["CPUExecutionProvider"])
+    results = session.run(None, _single({**feeds, **seeds}))
+    if twice:
+        grads = [f"{name}_grad" for name in wrt]
+        checked = onnxgrad.check_gradient(once, {**feeds, **seeds}, [*wrt, *seeds], grads)
+        assert checked.worst < 10 * EXACT, f"twice\n{checked}"
+    return dict(zip([o.name for o in once.graph.output], results, strict=True)), seeds
+
+
+def _single(feeds: dict[str, Any]) -> dict[str, Any]:
+    return {n: np.asarray(a, np.float32) if np.asarray(a).dtype.kind == "f" else a for n, a in feeds.items()}
 
 
 def feeds_for_seeds(differentiated: onnx.ModelProto, model: onnx.ModelProto, feeds: dict[str, Any]) -> dict[str, Any]:

@@ -1,49 +1,24 @@
 """Gradients of If, Scan and Loop: against differences in float64, against PyTorch unrolled, and in training."""
 
+from itertools import product
+
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
 import torch
-from onnx import TensorProto, helper, numpy_helper, parser
-from tests.gradients import EXACT, feeds_for_seeds
+from onnx import TensorProto, helper, numpy_helper
+from tests.gradients import EXACT, check_model, parsed
 
 import onnxgrad
 from onnxgrad.autodiff.engine import NoRuleError
 from onnxgrad.train import losses, optim
 from onnxgrad.train.trainer import Trainer
 
-HEAD = '<ir_version: 9, opset_import: ["" : 18]>\n'
 RNG = np.random.default_rng(3)
 
 
 def numbers(*shape):
     return RNG.standard_normal(shape)
-
-
-def model_of(text):
-    return parser.parse_model(HEAD + text)
-
-
-def check(model, feeds, wrt, of=None, twice=True):
-    """Differences, once and twice; the result is valid and runs in onnxruntime without our kernels."""
-    outputs = [o.name for o in model.graph.output if o.name in (of or [o.name])]
-    checked = onnxgrad.check_gradient(model, feeds, wrt, outputs)
-    assert checked.worst < EXACT, f"\n{checked}"
-    once = onnxgrad.gradient(model, wrt, outputs)
-    onnx.checker.check_model(once, full_check=True)
-    seeds = feeds_for_seeds(once, model, single(feeds))
-    session = onnxruntime.InferenceSession(once.SerializeToString(), providers=["CPUExecutionProvider"])
-    results = session.run(None, single({**feeds, **seeds}))
-    if twice:
-        grads = [f"{name}_grad" for name in wrt]
-        checked = onnxgrad.check_gradient(once, {**feeds, **seeds}, [*wrt, *seeds], grads)
-        assert checked.worst < 10 * EXACT, f"twice\n{checked}"
-    return dict(zip([o.name for o in once.graph.output], results, strict=True)), seeds
-
-
-def single(feeds):
-    return {n: np.asarray(a, np.float32) if np.asarray(a).dtype.kind == "f" else a for n, a in feeds.items()}
 
 
 # If
@@ -62,12 +37,12 @@ BRANCHES = """g (bool flag, float[N,2] x, float[N,2] z, float[2] w) => (float[N,
 @pytest.mark.parametrize("of, wrt", [("y", "xzw"), ("other", "x"), (["y", "other"], "xzw")], ids=str)
 def test_both_branches_and_what_they_read_from_outside(flag, of, wrt):
     feeds = {"flag": np.array(flag), "x": numbers(3, 2), "z": numbers(3, 2), "w": numbers(2)}
-    check(model_of(BRANCHES), feeds, list(wrt), of)
+    check_model(parsed(BRANCHES), feeds, list(wrt), of)
 
 
 @pytest.mark.parametrize("flag", [True, False])
 def test_branches_of_different_shapes(flag):
-    model = model_of("""g (bool flag, float[3,4] x) => (float y) {
+    model = parsed("""g (bool flag, float[3,4] x) => (float y) {
         axes = Constant<value_ints: ints = [1]>()
         b = If (flag) <
             then_branch = t () => (float[3] p) { p = ReduceSum<keepdims = 0>(x, axes) },
@@ -76,13 +51,13 @@ def test_branches_of_different_shapes(flag):
         s = Sin(b)
         y = ReduceSum<keepdims = 0>(s)
     }""")
-    check(model, {"flag": np.array(flag), "x": numbers(3, 4)}, ["x"], twice=not flag)
+    check_model(model, {"flag": np.array(flag), "x": numbers(3, 4)}, ["x"], twice=not flag)
 
 
 @pytest.mark.parametrize("outer", [True, False])
 @pytest.mark.parametrize("inner", [True, False])
 def test_an_if_in_an_if(outer, inner):
-    model = model_of("""g (bool outer, bool inner, float[3] x, float[3] z) => (float[3] y) {
+    model = parsed("""g (bool outer, bool inner, float[3] x, float[3] z) => (float[3] y) {
         y = If (outer) <
             then_branch = t () => (float[3] p) {
                 a = Sin(x)
@@ -95,7 +70,7 @@ def test_an_if_in_an_if(outer, inner):
         >
     }""")
     feeds = {"outer": np.array(outer), "inner": np.array(inner), "x": numbers(3), "z": numbers(3)}
-    check(model, feeds, ["x", "z"])
+    check_model(model, feeds, ["x", "z"])
 
 
 def with_weights_in_branches():
@@ -156,7 +131,7 @@ def test_a_model_with_an_if_trains(tmp_path):
 
 
 def test_a_draw_in_a_branch_is_refused():
-    model = model_of("""g (bool flag, float[3] x) => (float[3] y) {
+    model = parsed("""g (bool flag, float[3] x) => (float[3] y) {
         y = If (flag) <
             then_branch = t () => (float[3] p) { r = RandomNormalLike(x) p = Mul(r, x) },
             else_branch = e () => (float[3] q) { q = Identity(x) }
@@ -167,7 +142,7 @@ def test_a_draw_in_a_branch_is_refused():
 
 
 def test_an_operator_without_a_rule_in_a_branch_is_named():
-    model = model_of("""g (bool flag, float[3] x) => (float[3] y) {
+    model = parsed("""g (bool flag, float[3] x) => (float[3] y) {
         y = If (flag) <
             then_branch = t () => (float[3] p) { p = my.Own(x) },
             else_branch = e () => (float[3] q) { q = Identity(x) }
@@ -197,7 +172,7 @@ RNN_FEEDS = {"h0": numbers(2, 3), "xs": numbers(5, 2, 2), "wx": numbers(2, 3), "
 
 @pytest.mark.parametrize("of", [["hT"], ["hs"], ["hT", "hs"]], ids=str)
 def test_an_rnn_as_in_pytorch(of):
-    got, seeds = check(model_of(RNN), RNN_FEEDS, list(RNN_FEEDS), of)
+    got, seeds = check_model(parsed(RNN), RNN_FEEDS, list(RNN_FEEDS), of)
     given = {n: torch.tensor(a, requires_grad=True) for n, a in RNN_FEEDS.items()}
     h, hs = given["h0"], []
     for x in given["xs"]:
@@ -216,7 +191,7 @@ def test_states_axes_and_directions(axes, directions):
     shapes = [[2, 3], [2, 3]]
     for shape, axis in zip(shapes, axes, strict=False):
         shape.insert(axis % 3, 4)
-    model = model_of(f"""g (float[2,3] s0, float{shapes[0]} a, float{shapes[1]} b, float[3] w) =>
+    model = parsed(f"""g (float[2,3] s0, float{shapes[0]} a, float{shapes[1]} b, float[3] w) =>
             (float[2,3] s, int64 k, float[?,?,?] u, float[?,?] v) {{
         k0 = Constant<value = int64 {{1}}>()
         s, k, u, v = Scan <num_scan_inputs = 2, scan_input_axes = [{axes[0]}, {axes[1]}],
@@ -238,23 +213,23 @@ def test_states_axes_and_directions(axes, directions):
         }}> (s0, k0, a, b)
     }}""")
     feeds = {"s0": numbers(2, 3), "a": numbers(*shapes[0]), "b": numbers(*shapes[1]), "w": numbers(3)}
-    check(model, feeds, list(feeds), ["s", "u", "v"])
+    check_model(model, feeds, list(feeds), ["s", "u", "v"])
 
 
 def test_types_inside_a_step_need_not_be_declared():
-    model = model_of(RNN)
+    model = parsed(RNN)
     body = model.graph.node[0].attribute[1].g
     assert body.name == "step"
     for info in (*body.input, *body.output):
         info.ClearField("type")
-    got, _ = check(model, RNN_FEEDS, list(RNN_FEEDS))
-    declared, _ = check(model_of(RNN), RNN_FEEDS, list(RNN_FEEDS))
+    got, _ = check_model(model, RNN_FEEDS, list(RNN_FEEDS))
+    declared, _ = check_model(parsed(RNN), RNN_FEEDS, list(RNN_FEEDS))
     for name, array in declared.items():
         np.testing.assert_array_equal(got[name], array)
 
 
 def test_a_step_that_needs_nothing_of_the_forward():
-    model = model_of("""g (float[2] s0, float[T,2] xs) => (float[2] s) {
+    model = parsed("""g (float[2] s0, float[T,2] xs) => (float[2] s) {
         s = Scan <num_scan_inputs = 1, body = step (float[2] a, float[2] x) => (float[2] b) { b = Add(a, x) }> (s0, xs)
     }""")
     feeds = {"s0": numbers(2), "xs": numbers(4, 2)}
@@ -265,7 +240,7 @@ def test_a_step_that_needs_nothing_of_the_forward():
 
 def test_if_and_scan_in_a_scan():
     """The inner ones read what the outer step computed, and what is outside of both."""
-    model = model_of("""g (float[2] s0, float[T,U,2] xs, float[2] w) => (float[2] s, float[T,2] ys) {
+    model = parsed("""g (float[2] s0, float[T,U,2] xs, float[2] w) => (float[2] s, float[T,2] ys) {
         zero = Constant<value = float {0.0}>()
         s, ys = Scan <num_scan_inputs = 1, body = outer (float[2] a, float[U,2] rows) => (float[2] a1, float[2] y) {
             aw = Mul(a, w)
@@ -285,7 +260,7 @@ def test_if_and_scan_in_a_scan():
             y = Mul(a1, a)
         }> (s0, xs)
     }""")
-    check(model, {"s0": numbers(2), "xs": numbers(4, 3, 2), "w": numbers(2)}, ["s0", "xs", "w"])
+    check_model(model, {"s0": numbers(2), "xs": numbers(4, 3, 2), "w": numbers(2)}, ["s0", "xs", "w"])
 
 
 # Loop
@@ -309,7 +284,7 @@ LOOP = """g (int64 n, bool go, float[B,3] h0, float[3] w, float most) => (float[
 @pytest.mark.parametrize("of", [["h"], ["ys"], ["h", "ys"]], ids=str)
 def test_a_loop_by_number_and_by_condition(count, go, most, of):
     feeds = {"n": np.array(count), "go": np.array(go), "h0": numbers(2, 3), "w": numbers(3), "most": np.array(most)}
-    got, seeds = check(model_of(LOOP), feeds, ["h0", "w"], of, twice=bool(count and go))
+    got, seeds = check_model(parsed(LOOP), feeds, ["h0", "w"], of, twice=bool(count and go))
     given = {n: torch.tensor(feeds[n], requires_grad=True) for n in ("h0", "w")}
     h, ys = given["h0"], [torch.zeros(0, 2, 3, dtype=torch.float64)]
     for k in range(count if go else 0):
@@ -327,7 +302,7 @@ def test_a_loop_by_number_and_by_condition(count, go, most, of):
 
 
 def test_a_loop_in_a_branch_in_a_scan():
-    model = model_of("""g (int64 n, float[2] s0, float[T,2] xs, float[2] w) => (float[2] s) {
+    model = parsed("""g (int64 n, float[2] s0, float[T,2] xs, float[2] w) => (float[2] s) {
         zero = Constant<value = float {0.0}>()
         go = Constant<value = int64 {1}>()
         yes = Cast<to = 9>(go)
@@ -348,7 +323,127 @@ def test_a_loop_in_a_branch_in_a_scan():
             a1 = Add(c, x)
         }> (s0, xs)
     }""")
-    check(model, {"n": np.array(3), "s0": numbers(2), "xs": numbers(4, 2), "w": numbers(2)}, ["s0", "xs", "w"])
+    check_model(model, {"n": np.array(3), "s0": numbers(2), "xs": numbers(4, 2), "w": numbers(2)}, ["s0", "xs", "w"])
+
+
+# Loops whose states change their shape, or are sequences
+
+
+GROWING = {
+    "a cache": """h, cache = Loop (n, , x, x) <body = step (int64 k, bool go, float[B,3] a, float[S,3] c) =>
+            (bool on, float[B,3] b, float[R,3] d) {
+            on = Identity(go)
+            t = Transpose<perm = [1, 0]>(c)
+            scores = MatMul(a, t)
+            p = Softmax(scores)
+            m = MatMul(p, c)
+            s = Mul(m, w)
+            b = Tanh(s)
+            d = Concat<axis = 0>(c, b)
+        }>
+        y = Concat<axis = 0>(h, cache)""",
+    "slices as well": """h, ys = Loop (n, , x) <body = step (int64 k, bool go, float[S,3] a) =>
+            (bool on, float[R,3] b, float[3] y) {
+            on = Identity(go)
+            m = Mul(a, w)
+            s = Sin(m)
+            b = Concat<axis = 0>(s, a)
+            rows = Constant<value_ints: ints = [0]>()
+            y = ReduceSum<keepdims = 0>(s, rows)
+        }>
+        y = Concat<axis = 0>(h, ys)""",
+    "shrinking by a number of its own": """one = Constant<value = int64 {1}>()
+        rows = Tile(x, repeats)
+        y, left = Loop (n, , rows, w) <body = step (int64 k, bool go, float[S,3] a, float[3] u) =>
+            (bool on, float[R,3] b, float[3] v) {
+            on = Identity(go)
+            start = Unsqueeze(one, axis)
+            size = Shape<start = 0, end = 1>(a)
+            part = Slice(a, start, size)
+            v = Sin(u)
+            b = Mul(part, v)
+        }>""",
+    "a sequence": """none = SequenceEmpty()
+        s, last = Loop (n, , none, x) <body = step (int64 k, bool go, seq(float[B,3]) q, float[B,3] a) =>
+            (bool on, seq(float[B,3]) r, float[B,3] b) {
+            on = Identity(go)
+            m = Mul(a, w)
+            b = Sin(m)
+            r = SequenceInsert(q, b)
+        }>
+        y = ConcatFromSequence<axis = 0>(s)""",
+    "a sequence that steps read": """first = Mul(x, w)
+        parts = SequenceConstruct(x, first)
+        s = Loop (n, , parts) <body = step (int64 k, bool go, seq(float[B,3]) q) => (bool on, seq(float[B,3]) r) {
+            on = Identity(go)
+            a = SequenceAt(q, k)
+            last = Constant<value = int64 {-1}>()
+            b = SequenceAt(q, last)
+            c = Mul(a, b)
+            r = SequenceInsert(q, c)
+        }>
+        y = ConcatFromSequence<axis = 0>(s)""",
+    "a sequence from outside": """parts = SplitToSequence(x, one_row)
+        y = Loop (n, , w) <body = step (int64 k, bool go, float[3] a) => (bool on, float[P,3] b) {
+            on = Identity(go)
+            zero = Constant<value = int64 {0}>()
+            c = SequenceAt(parts, zero)
+            number = CastLike(k, c)
+            d = Mul(c, number)
+            e = Sin(a)
+            b = Add(d, e)
+        }>""",
+    "a branch that reads a sequence": """parts = SplitToSequence(x, one_row)
+        y = Loop (n, , w) <body = step (int64 k, bool go, float[3] a) => (bool on, float[P,3] b) {
+            on = Identity(go)
+            zero = Constant<value = int64 {0}>()
+            first = Equal(k, zero)
+            c = If (first) <
+                then_branch = t () => (float[P,3] p) { p = SequenceAt(parts, zero) },
+                else_branch = e () => (float[P,3] q) { v = SequenceAt(parts, zero)  q = Mul(v, a) }
+            >
+            b = Mul(c, a)
+        }>""",
+    "branches that give sequences": """zero = Constant<value = int64 {0}>()
+        many = Greater(n, zero)
+        parts = If (many) <
+            then_branch = t () => (seq(float[P,3]) p) { p = SplitToSequence(x, one_row) },
+            else_branch = e () => (seq(float[P,3]) q) { v = Mul(x, w)  q = SequenceConstruct(v, x) }
+        >
+        m = Mul(x, w)
+        more = SequenceInsert(parts, m)
+        y = ConcatFromSequence<axis = 0>(more)""",
+    "branches that give optionals": """zero = Constant<value = int64 {0}>()
+        many = Greater(n, zero)
+        maybe = If (many) <
+            then_branch = t () => (optional(float[P,3]) p) { v = Mul(x, w)  p = Optional(v) },
+            else_branch = e () => (optional(float[P,3]) q) { q = Optional<type = float[P,3]>() }
+        >
+        there = OptionalHasElement(maybe)
+        y = If (there) <
+            then_branch = tt () => (float[P,3] r) { a = OptionalGetElement(maybe)  r = Mul(a, x) },
+            else_branch = ee () => (float[P,3] s) { s = Mul(w, x) }
+        >""",
+}  # fmt: skip
+
+
+MAY_TAKE_NONE = [
+    "a cache",
+    "a sequence that steps read",
+    "branches that give sequences",
+    "branches that give optionals",
+]
+
+
+@pytest.mark.parametrize("name, count", [*product(GROWING, [3, 1]), *product(MAY_TAKE_NONE, [0])])
+def test_states_that_change_their_shape_and_sequences(name, count):
+    model = parsed(f"""g (int64 n, float[B,3] x, float[3] w) => (float[T,U] y) {{
+        one_row = Constant<value = int64 {{1}}>()
+        axis = Constant<value_ints: ints = [0]>()
+        repeats = Constant<value_ints: ints = [3, 1]>()
+        {GROWING[name]}
+    }}""")
+    check_model(model, {"n": np.array(count), "x": numbers(2, 3), "w": numbers(3)}, ["x", "w"])
 
 
 # Training
@@ -382,7 +477,7 @@ def test_an_rnn_trains_as_its_unrolled_twin():
     twin = f"g (float[B,6] h0, float[{steps},B,2] xs) => (float[B,6] y) {{ {unrolled} }}"
     trainers = []
     for text in (scan, loop, twin):
-        model = model_of(text)
+        model = parsed(text)
         model.graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in weights.items())
         trainers.append(Trainer(model, losses.MSE("y"), optim.Adam(lr=0.02)))
     assert all(sorted(t.parameters) == sorted(weights) for t in trainers)

@@ -4,14 +4,12 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from tests.checks import raises
 from tests.torch_export import export
 
 import onnxgrad
-from onnxgrad.autodiff.engine import NoRuleError
 from onnxgrad.graph.files import load
 from onnxgrad.passes.prepare import prepare
-from onnxgrad.passes.resolve_sequences import SEQUENCE_OPERATORS
+from onnxgrad.passes.resolve_sequences import MAKE_SEQUENCES, READ_SEQUENCES
 from onnxgrad.train import losses, optim
 
 RNG = np.random.default_rng(0)
@@ -33,6 +31,9 @@ CASES = {
     "a length that another decides": """s = SplitToSequence<axis=1>(x, size)  n = SequenceLength(s)
                  t = SplitToSequence<axis=1>(x, n)  m = SequenceLength(t)  l = Sub(m, one)
                  a = SequenceAt(t, l)  y = Mul(a, a)""",
+    "counted from the end": """e = SequenceEmpty()  s = SequenceInsert(e, x)  a = Mul(x, x)
+                 t = SequenceInsert(s, a, minus)  u = SequenceErase(t, minus)
+                 b = SequenceAt(u, minus)  y = Mul(b, x)""",
     "the output": "s = SplitToSequence<axis=-1>(x, size)  y = SequenceAt(s, zero)",
 }  # fmt: skip
 
@@ -50,21 +51,8 @@ def test_gradients_pass(body):
     x = RNG.standard_normal((3, 6)).astype(np.float32)
     assert onnxgrad.check_gradient(model, {"x": x}, wrt="x").worst < 1e-6
     prepared = prepare(load(model, "test"), "test").graph
-    assert not {node.op_type for node in prepared} & SEQUENCE_OPERATORS
+    assert not {node.op_type for node in prepared} & ((MAKE_SEQUENCES | READ_SEQUENCES) - {"Identity"})
     assert next(iter(prepared.outputs)).name == "y"
-
-
-def test_what_cannot_be_known_stays_and_one_sentence_names_it():
-    model = model_of("s = SplitToSequence<axis=0>(x, size)  a = SequenceAt(s, zero)  y = Mul(a, a)")
-    with raises(
-        NoRuleError,
-        "gradient: SequenceAt (node 'SequenceAt_1') is of a sequence whose length is known only when the model runs, "
-        "through which no gradient passes: give the model fixed sizes where it is split, or leave out of `wrt` what "
-        "reaches the result through it",
-    ):
-        onnxgrad.gradient(model, wrt="x")
-    assert onnxgrad.gradient(model_of("s = SplitToSequence<axis=0>(x, size)  a = SequenceAt(s, zero)  b = Shape(a) "
-                                      "c = Cast<to=1>(b)  d = ReduceSum(c)  y = Mul(x, d)"), wrt="x")  # fmt: skip
 
 
 def test_chunk_of_torch_with_a_dynamic_batch_trains_as_in_pytorch(tmp_path):

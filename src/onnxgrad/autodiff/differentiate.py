@@ -80,12 +80,13 @@ def add_gradient(
     wanted = sources(draft, results, wrt, "`wrt`")
     builder = Builder(graph)
     seeds = _seeds(builder, results)
+    names = [str(v.name) for v in results]
+    inputs = {str(v.name): str(seed.value.name) for v, seed in seeds.items() if seed.value.producer() is None}
     found = _write_gradient(draft, builder, seeds, wanted)
     outputs = _add_outputs(builder, wanted, found, "grad")
     if parameters_as_inputs:
         weights_to_inputs(graph, [str(value.name) for value in wanted])
-    inputs = {str(v.name): str(seed.value.name) for v, seed in seeds.items() if seed.value.producer() is None}
-    return Gradient(outputs, inputs, [str(v.name) for v in results])
+    return Gradient(outputs, inputs, names)
 
 
 def add_hvp(

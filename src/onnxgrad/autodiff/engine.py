@@ -10,10 +10,10 @@ from onnx import defs
 
 from onnxgrad.domains import is_standard
 from onnxgrad.graph.broadcast import sum_to_shape
-from onnxgrad.graph.builder import Builder, builder_at_work, op, schema_of
+from onnxgrad.graph.builder import Builder, schema_of
+from onnxgrad.graph.gradients import AtPosition, sum_gradients, zero_gradient
 from onnxgrad.graph.node import NodeView, captured
 from onnxgrad.graph.tensor import Tensor
-from onnxgrad.passes.resolve_sequences import SEQUENCE_OPERATORS
 from onnxgrad.rules.registry import RULES, Function, Rule, nondiff, todo
 
 QUANTIZE, DEQUANTIZE = [("", "QuantizeLinear"), ("", "DynamicQuantizeLinear")], ("", "DequantizeLinear")
@@ -27,11 +27,6 @@ def rule_of(node: ir.Node) -> Rule:
     """The node's rule."""
     rule = RULES.get((_domain(node), node.op_type))
     if rule is None:
-        if is_standard(node.domain) and node.op_type in SEQUENCE_OPERATORS:
-            raise NoRuleError(
-                f"{node.op_type} (node {node.name!r}) is of a sequence whose length is known only when the model runs, "
-                "through which no gradient passes: give the model fixed sizes where it is split"
-            )
         where = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
         raise NoRuleError(f"{where} (node {node.name!r}) has no gradient rule: add one with onnxgrad.vjp")
     return rule
@@ -107,14 +102,14 @@ def write_gradient(builder: Builder, seeds: dict[ir.Value, Tensor], wrt: Sequenc
     nodes = list(builder.graph)
     live = depends_on(nodes, set(wrt))
     useful = needed_for(nodes, set(seeds))
-    parts: dict[ir.Value, list[Tensor]] = {value: [seed] for value, seed in seeds.items()}
+    parts: dict[ir.Value, list[Tensor | AtPosition]] = {value: [seed] for value, seed in seeds.items()}
     for node in reversed(nodes):
         if node not in useful or not any(v in live for v in node.outputs):
             continue
         if not any(v in parts for v in node.outputs):
             continue
         with builder.at_work(f"{node.name}_grad"):
-            grads = [_total(parts.get(v)) for v in node.outputs]
+            grads = [sum_gradients(builder.tensor(v), parts[v]) if v in parts else None for v in node.outputs]
             for value, total in zip(node.outputs, grads, strict=True):
                 if total is not None:
                     parts[value] = [total]
@@ -123,19 +118,15 @@ def write_gradient(builder: Builder, seeds: dict[ir.Value, Tensor], wrt: Sequenc
     found = {}
     for value in wrt:
         with builder.at_work(f"{value.name}_grad"):
-            total = _total(parts.get(value))
-            # Rules on the way gave nothing, which means zero.
-            found[value] = _zeros(builder.tensor(value)) if total is None else total
+            # Without parts, as rules on the way gave nothing, it is zero.
+            of = builder.tensor(value)
+            found[value] = sum_gradients(of, parts[value]) if value in parts else zero_gradient(of)
     return found
-
-
-def _zeros(like: Tensor) -> Tensor:
-    return op.Expand(builder_at_work().constant(0, like.dtype), op.Shape(like))
 
 
 def _parts_of(
     builder: Builder, node: ir.Node, grads: list[Tensor | None], live: set[ir.Value]
-) -> list[tuple[ir.Value, Tensor]]:
+) -> list[tuple[ir.Value, Tensor | AtPosition]]:
     """What a node adds to the gradients of its inputs."""
     rule = rule_of(node)
     schema = schema_of(node.op_type, _domain(node), builder.opsets) if defs.has(node.op_type, _domain(node)) else None
@@ -168,7 +159,8 @@ def _parts_of(
             continue
         target = builder.tensor(value)
         part = sum_to_shape(part, target) if rule.broadcast else part
-        _share_shape(part, target)
+        if not isinstance(value.type, (ir.SequenceType, ir.OptionalType)):
+            _share_shape(part, target)
         found.append((value, part))
     return found
 
@@ -182,15 +174,6 @@ def _share_shape(g: Tensor, x: Tensor) -> None:
         g.value.shape = ir.Shape(want)
     elif None in have:
         g.value.shape = ir.Shape([w if h is None else h for h, w in zip(have, want, strict=True)])
-
-
-def _total(parts: list[Tensor] | None) -> Tensor | None:
-    if not parts:
-        return None
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    return total
 
 
 def _rewrite_forward(builder: Builder, seeds: dict[ir.Value, Tensor], wrt: Sequence[ir.Value]) -> None:

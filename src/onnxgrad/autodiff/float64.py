@@ -45,6 +45,8 @@ def _widen_nodes(nodes: Iterable[NodeProto], model: ModelProto) -> None:
         for attribute in node.attribute:
             if attribute.type == AttributeProto.TENSOR:
                 attribute.t.CopyFrom(_widened(attribute.t))
+            elif attribute.type == AttributeProto.TYPE_PROTO:
+                _widen_type(attribute.tp)
             elif attribute.type == AttributeProto.INT and NAMES_A_TYPE.get(node.op_type) == attribute.name:
                 attribute.i = TensorProto.DOUBLE if attribute.i in NARROW else attribute.i
             # Only one that is there: to touch an absent graph is to add it.
@@ -106,6 +108,9 @@ def _stash_in_float64(node: onnx.NodeProto) -> None:
 
 
 def _widen_type(kind: TypeProto) -> None:
+    for nested in ("sequence_type", "optional_type"):
+        if kind.HasField(nested):
+            _widen_type(getattr(kind, nested).elem_type)
     if kind.HasField("tensor_type") and kind.tensor_type.elem_type in NARROW:
         kind.tensor_type.elem_type = TensorProto.DOUBLE
 

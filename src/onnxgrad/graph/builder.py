@@ -57,7 +57,7 @@ class Builder:
         else:
             self._names, self._node_names = outer._names, outer._node_names
         self._contents: dict[ir.Value, tuple[Dim, ...]] = {}  # of vectors that hold a shape
-        self._inferred: dict[Any, list[tuple[ir.DataType, Any] | None]] = {}  # outputs, by what makes them
+        self._inferred: dict[Any, list[tuple[Any, Any] | None]] = {}  # outputs, by what makes them
 
     @functools.cached_property
     def _made(self) -> dict[Any, ir.Node]:
@@ -118,11 +118,12 @@ class Builder:
         return tuple(self.tensor(v) for v in node.outputs)
 
     def control_flow(
-        self, op_type: str, inputs: Sequence[Tensor], attributes: dict[str, Any], like: Sequence[ir.Value]
+        self, op_type: str, inputs: Sequence[Tensor | None], attributes: dict[str, Any], like: Sequence[ir.Value]
     ) -> list[Tensor]:
         """The outputs of a node with subgraphs, whose types and shapes are those of other values."""
         given = [ir.convenience.convert_attribute(k, v) for k, v in attributes.items() if v != []]
-        node = ir.Node("", op_type, [t.value for t in inputs], given, num_outputs=len(like))
+        values = [None if t is None else t.value for t in inputs]
+        node = ir.Node("", op_type, values, given, num_outputs=len(like))
         node.name = self._fresh(f"{self.scope}/{op_type}", self._node_names)
         for k, (value, other) in enumerate(zip(node.outputs, like, strict=True)):
             value.name = self._fresh(f"{node.name}_output_{k}", self._names)
@@ -317,7 +318,11 @@ class Builder:
         looks = tuple(
             None
             if v is None
-            else (v.dtype, _numbered(dims_of(v), names), None if n is None else (n.shape, n.tobytes()))
+            else (
+                v.dtype if isinstance(v.type, ir.TensorType) else v.type,
+                _numbered(dims_of(v), names),
+                None if n is None else (n.shape, n.tobytes()),
+            )
             for v, n in zip(node.inputs, numbers, strict=True)
         )
         key = node.domain, node.op_type, looks, _attributes_key(node.attributes), len(node.outputs)
@@ -327,21 +332,20 @@ class Builder:
         by_number = {number: name for name, number in names.items()}
         for value, known in zip(node.outputs, self._inferred[key], strict=True):
             if known is not None:
-                value.dtype = known[0]
+                value.type = known[0]
                 if known[1] is not None:
                     value.shape = ir.Shape([by_number.get(d) if isinstance(d, tuple) else d for d in known[1]])
         self._fill_in_shape(node, schema)
 
     def _infer_anew(
         self, node: ir.Node, schema: Any, numbers: Sequence[np.ndarray[Any, Any] | None]
-    ) -> list[tuple[ir.DataType, tuple[Dim, ...] | None] | None]:
+    ) -> list[tuple[Any, tuple[Dim, ...] | None] | None]:
         types: dict[str, TypeProto] = {}
         data: dict[str, TensorProto] = {}
         for value, known in zip(node.inputs, numbers, strict=True):
             if value is None:
                 continue
-            tensor = self.tensor(value)
-            types[str(value.name)] = helper.make_tensor_type_proto(tensor.dtype.value, tensor.shape)
+            types[str(value.name)] = type_proto(value)
             if known is not None:
                 data[str(value.name)] = onnx.numpy_helper.from_array(known)
         imports = [helper.make_opsetid(d, v) for d, v in self.opsets.items()]
@@ -455,13 +459,26 @@ def _evaluate(node: onnx.NodeProto, arrays: list[Any], opsets: Mapping[str, int]
     return [np.asarray(r) for r in results]
 
 
-def _type_in(found: TypeProto | None) -> tuple[ir.DataType, tuple[Dim, ...] | None] | None:
-    """The element type and the dimensions, if it is a tensor's."""
-    if found is None or not found.HasField("tensor_type"):
+def type_proto(value: ir.Value) -> TypeProto:
+    """The type of a value, with the dimensions of a tensor or of those in a sequence."""
+    if isinstance(value.type, (ir.SequenceType, ir.OptionalType)):
+        return ir.serde.serialize_value(value).type
+    if value.dtype is None:
+        raise ValueError(f"the type of {value.name!r} is not known: declare it in the model's value_info")
+    return helper.make_tensor_type_proto(value.dtype.value, dims_of(value))
+
+
+def _type_in(found: TypeProto | None) -> tuple[Any, tuple[Dim, ...] | None] | None:
+    """The type, and the dimensions of a tensor or of those in a sequence."""
+    if found is None or found.WhichOneof("value") is None:
         return None
+    if not found.HasField("tensor_type"):
+        value = ir.Value(type=ir.serde.deserialize_type_proto_for_type(found))
+        value.shape = ir.serde.deserialize_type_proto_for_shape(found)
+        return value.type, dims_of(value)
     kind = found.tensor_type
     dims = tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in kind.shape.dim)
-    return ir.DataType(kind.elem_type), dims if kind.HasField("shape") else None
+    return ir.TensorType(ir.DataType(kind.elem_type)), dims if kind.HasField("shape") else None
 
 
 def _numbered(dims: tuple[Dim, ...] | None, names: dict[str, Any]) -> Any:

@@ -47,6 +47,11 @@ class Tensor(Arithmetic):
         return self.value.dtype is not None and self.value.dtype.is_floating_point()
 
     @property
+    def is_sequence(self) -> bool:
+        """Whether it is a sequence of tensors, whose type and shape these properties then show."""
+        return isinstance(self.value.type, ir.SequenceType)
+
+    @property
     def shape(self) -> tuple[Dim, ...] | None:
         """Its dimensions; None if not even their number is known."""
         return dims_of(self.value)

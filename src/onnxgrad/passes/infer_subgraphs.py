@@ -35,7 +35,7 @@ def _infer(builder: Builder) -> None:
         elif is_standard(node.domain) and node.op_type == "Loop":
             _infer_loop(builder, node)
         elif not subgraphs(node) and any(v.shape is None or not v.shape.is_static() for v in node.outputs):
-            known = all(v is None or isinstance(v.type, ir.TensorType) for v in node.inputs)
+            known = all(v is None or v.dtype is not None for v in node.inputs)
             if known and defs.has(node.op_type, "" if is_standard(node.domain) else node.domain):
                 before = [dims_of(v) for v in node.outputs]
                 with suppress(ValueError):  # whoever needs it is told that it is not known
@@ -80,7 +80,10 @@ def _infer_loop(builder: Builder, node: ir.Node) -> None:
     states = [v for v in node.inputs[2:] if v is not None]
     for value, outer in zip(body.inputs[2:], states, strict=True):
         value.type = value.type or outer.type
-    dims: list[Dims] = [dims_of(v) for v in states]
+    dims: list[Dims] = [
+        dims_of(value if isinstance(outer.type, ir.SequenceType) and outer.shape is None else outer)  # it may be empty
+        for value, outer in zip(body.inputs[2:], states, strict=True)
+    ]
     while True:
         trial = body.clone(allow_outer_scope_values=True)
         _declare(builder, trial, dims)

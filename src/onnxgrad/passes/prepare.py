@@ -13,6 +13,7 @@ from onnxgrad.graph.validity import one_line
 from onnxgrad.passes.draft import Draft, Pass
 from onnxgrad.passes.expand import expand
 from onnxgrad.passes.expand_ml import drop_zip_maps, expand_ml
+from onnxgrad.passes.expand_sequence_map import expand_sequence_map
 from onnxgrad.passes.expand_training import adopt_strays, expand_before_gradient
 from onnxgrad.passes.find_parameters import find_parameters
 from onnxgrad.passes.fold_shapes import fold_shapes
@@ -235,6 +236,7 @@ PREPARE: list[Pass] = [
     expand_before_gradient,
     find_parameters,
     infer,
+    expand_sequence_map,
     expand,
     fold_shapes,
     resolve_sequences,

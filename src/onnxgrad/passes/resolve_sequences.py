@@ -16,7 +16,6 @@ MAKE_SEQUENCES = {
     "SequenceEmpty", "SequenceConstruct", "SplitToSequence", "SequenceInsert", "SequenceErase", "Identity",
 }  # fmt: skip
 READ_SEQUENCES = {"SequenceAt", "SequenceLength", "ConcatFromSequence"}
-SEQUENCE_OPERATORS = (MAKE_SEQUENCES | READ_SEQUENCES | {"SequenceMap"}) - {"Identity"}
 
 
 def resolve_sequences(draft: Draft) -> None:
@@ -63,23 +62,23 @@ def _elements(builder: Builder, node: ir.Node, known: dict[ir.Value, list[Tensor
     before = known.get(inputs[0]) if inputs[0] is not None else None
     if before is None or node.op_type == "Identity":
         return before
-    room = len(before) + (node.op_type == "SequenceInsert")
-    at = _position(builder, node, 1 if node.op_type == "SequenceErase" else 2, room)
+    if node.op_type == "SequenceErase":
+        at = _position(builder, node, 1, len(before), last=len(before) - 1)
+        return None if at is None else before[:at] + before[at + 1 :]
+    at = _position(builder, node, 2, len(before), last=len(before))
     if at is None:
         return None
-    if node.op_type == "SequenceErase":
-        return before[:at] + before[at + 1 :]
     assert inputs[1] is not None
     return [*before[:at], builder.tensor(inputs[1]), *before[at:]]
 
 
-def _position(builder: Builder, node: ir.Node, k: int, room: int) -> int | None:
-    """The position that the k-th input names, of `room`; the last one, if the input is left out."""
+def _position(builder: Builder, node: ir.Node, k: int, length: int, last: int) -> int | None:
+    """The position that the k-th input names; the last one, if the input is left out."""
     value = node.inputs[k] if k < len(node.inputs) else None
-    position = builder.constant_of(value) if value is not None else room - 1
-    if position is None or not -room <= int(position) < room:
+    position = builder.constant_of(value) if value is not None else last
+    if position is None or not -length <= int(position) <= last:
         return None  # or outside, which the session reports
-    return int(position) % room
+    return int(position) + (length if position < 0 else 0)
 
 
 def _split(builder: Builder, node: ir.Node) -> list[Tensor] | None:
@@ -112,7 +111,7 @@ def _result(builder: Builder, node: ir.Node, known: dict[ir.Value, list[Tensor]]
     if node.op_type == "SequenceLength":
         return builder.constant(len(elements), ir.DataType.INT64)
     if node.op_type == "SequenceAt":
-        at = _position(builder, node, 1, len(elements))
+        at = _position(builder, node, 1, len(elements), last=len(elements) - 1)
         return None if at is None else elements[at]
     if not elements:
         return None
