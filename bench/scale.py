@@ -25,6 +25,13 @@ NETWORKS = (
     Network("100 Gb/s", 5e-6, 12.5e9),
     Network("400 Gb/s", 2e-6, 50e9),
 )
+# Bandwidths by their makers, each way, for one GPU: NVLink 4 of an H100 or H200 joins the GPUs of a machine, a port of
+# InfiniBand NDR for each GPU joins machines. Latencies are assumed.
+NVLINK = Network("NVLink 4", 2e-6, 450e9)
+INFINIBAND = Network("InfiniBand NDR", 2e-6, 50e9)
+GPUS_OF_A_MACHINE = 8
+# BERT-base on one H200: seconds of a step of 32 × 128 tokens, by our trainer, and bytes of its gradient in float32.
+BERT_STEP, BERT_BYTES = 26e-3, 4 * 109.5e6
 MACHINES = tuple(2**k for k in range(11))
 
 
@@ -89,3 +96,20 @@ def stops_paying(costs: Costs, batch: int, network: Network) -> int:
         if gain < 1.5:
             return ranks
     return MACHINES[-1]
+
+
+def gpu_table() -> str:
+    """The same batch for each GPU: milliseconds of an all-reduce, and the share of the time not spent on it."""
+    networks = (NVLINK, INFINIBAND)
+    lines = ["| GPUs | " + " | ".join(f"{n.name}, ms | not in it" for n in networks) + " |"]
+    lines.append("|---:|" + "---:|" * (2 * len(networks)))
+    for ranks in MACHINES[1:]:
+        cells = []
+        for network in networks:
+            if network is NVLINK and ranks > GPUS_OF_A_MACHINE:
+                cells += ["–", "–"]
+                continue
+            seconds = min(way(BERT_BYTES, ranks, network) for way in (ring, tree))
+            cells += [f"{1e3 * seconds:.1f}", f"{BERT_STEP / (BERT_STEP + seconds):.0%}"]
+        lines.append(f"| {ranks:,} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)

@@ -34,3 +34,7 @@ def test_the_page_has_what_was_measured():
         tuple(line.split(" | ")[k].strip("| ") for k in (0, 2)) for line in rows if "whole" in line or "shared" in line
     }
     assert found == {("1", "whole"), ("2", "whole"), ("2", "shared"), ("4", "whole"), ("4", "shared")}
+
+
+def test_the_page_has_the_table_of_gpus():
+    assert scale.gpu_table() in Path(ranks.PAGE).read_text()

@@ -120,3 +120,32 @@ def test_a_network_whose_gradients_are_computed_on_the_cpu():
     model.graph.initializer.append(numpy_helper.from_array(np.array([0]), "zero"))
     (mine, _), (expected, _) = (trained(device, model, (5, 8, 3)) for device in ("cuda", "cpu"))
     assert np.allclose(mine, expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("shard_optimizer", [False, True])
+def test_a_process_group_of_nccl_reads_the_gradients_on_the_gpu(shard_optimizer, tmp_path):
+    """One process, which sums with nobody: the losses of a trainer alone, and nothing is staged on the host."""
+    from torch import distributed
+
+    given = {"store": distributed.FileStore(str(tmp_path / "store"), 1), "rank": 0, "world_size": 1}
+    distributed.init_process_group("cpu:gloo,cuda:nccl", **given)
+    try:
+        group = {"communicator": distributed.group.WORLD, "shard_optimizer": shard_optimizer}
+        mine, expected = trainer("cuda", clip_norm=0.1, **group), trainer("cuda", clip_norm=0.1)
+        assert mine.ranks.reads_gpu and mine._collectives._staged is None
+        losses_ = [[t.step(batch(k, 32)) for k in range(20)] for t in (mine, expected)]
+        assert np.allclose(*losses_, rtol=1e-5)
+        mine.save(tmp_path / "run.safetensors")
+        expected.restore(tmp_path / "run.safetensors")
+        assert np.isclose(mine.step(batch(20, 32)), expected.step(batch(20, 32)), rtol=1e-5)
+        # BatchNormalization's sums, which go through the host.
+        assert np.isclose(step_of_cnn(communicator=distributed.group.WORLD), step_of_cnn(), rtol=1e-4)
+    finally:
+        distributed.destroy_process_group()
+
+
+def step_of_cnn(**how):
+    """The second loss, which the first update has changed."""
+    mine = Trainer(cnn(), losses.CrossEntropy("logits"), optim.AdamW(lr=0.01), device="cuda", **how)
+    x = np.random.default_rng(1).standard_normal((8, 3, 16, 16)).astype(np.float32)
+    return [mine.step({"x": x, "target": np.arange(8) % 3}) for _ in range(2)][-1]

@@ -5,10 +5,10 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from onnxgrad.cli import specs
 from onnxgrad.cli.data import Columns, expect_classes, expect_columns, read_columns, unused, validation
+from onnxgrad.cli.launch import Processes
 from onnxgrad.cli.overwriting import expect_other_files
 from onnxgrad.cli.plot import expect_plottable
 from onnxgrad.cli.training import Options
@@ -91,7 +91,7 @@ class Prepared:
     remarks: list[str]
 
 
-def prepare(options: Options, communicator: Any = None) -> Prepared:
+def prepare(options: Options, processes: Processes | None = None) -> Prepared:
     """Reads and checks everything, and makes the trainer."""
     loaded = load(options.model, "train")
     expect_other_files(options.model, loaded, options.output, options.overwrite)
@@ -131,17 +131,17 @@ def prepare(options: Options, communicator: Any = None) -> Prepared:
     given = {"lr": options.lr, "weight_decay": options.weight_decay, "momentum": options.momentum}
     optimizer = specs.optimizer(options.optimizer, given, options.group)
     schedule = specs.schedule(options.schedule, options.warmup, updates)
-    if options.shard_optimizer and communicator is None:
-        raise ValueError("--shard-optimizer is for several processes: start them by mpiexec")
-    is_first = communicator is None or communicator.rank == 0
+    if options.shard_optimizer and processes is None:
+        raise ValueError("--shard-optimizer is for several processes: start them by mpiexec or torchrun")
+    is_first = processes is None or processes.rank == 0
     if is_first and options.resume is not None and not options.resume.is_file():
         raise FileNotFoundError(f"--resume: {str(options.resume)!r} does not exist, expected a checkpoint")
     trainer = Trainer(
         options.model, loss, optimizer, options.trainable or None,
         freeze=options.freeze, freeze_statistics=options.freeze_statistics, device=options.device,
         schedule=schedule, clip_norm=options.clip_norm, clip_value=options.clip_value,
-        accumulate=options.accumulate, seed=options.seed, communicator=communicator,
-        shard_optimizer=options.shard_optimizer,
+        accumulate=options.accumulate, seed=options.seed,
+        communicator=None if processes is None else processes.communicator, shard_optimizer=options.shard_optimizer,
     )  # fmt: skip
     if options.resume is not None:
         trainer.restore(options.resume)

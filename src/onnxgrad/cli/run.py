@@ -13,7 +13,7 @@ import click
 
 from onnxgrad.cli.config import as_typed
 from onnxgrad.cli.group import Failed
-from onnxgrad.cli.launch import communicator
+from onnxgrad.cli.launch import processes
 from onnxgrad.cli.outcome import curves, show_outcome
 from onnxgrad.cli.plot import write_plot
 from onnxgrad.cli.preparation import Files, Prepared, prepare
@@ -55,12 +55,12 @@ def _shown(value: Any) -> str:
 
 def run(options: Options, context: click.Context) -> None:
     """The command."""
-    processes = communicator()
-    is_first = processes is None or processes.rank == 0
+    launched = processes(options.device)
+    is_first = launched is None or launched.rank == 0
     if not is_first:  # it prints and writes nothing
         options = replace(options, quiet=True, metrics="none", plot="none", tensorboard=None, overwrite=True)
     files = Files.of(options, is_first)
-    prepared = prepare(options, processes)
+    prepared = prepare(options, launched)
     trainer = prepared.trainer
     earlier = earlier_events(options, files, trainer.steps)
     if not options.quiet:
@@ -74,8 +74,8 @@ def run(options: Options, context: click.Context) -> None:
     if options.keep_best and options.resume is None and is_first:
         files.best.unlink(missing_ok=True)  # of another run
     again = shlex.join(as_typed(context, resume=str(files.checkpoint)))
-    if processes is not None:
-        again = f"mpiexec -n {processes.size} {again}"
+    if launched is not None:
+        again = f"{launched.launcher} {again}"
     with contextlib.ExitStack() as stack:
         run_log = stack.enter_context(RunLog(files.metrics, earlier))
         board = None

@@ -80,7 +80,7 @@ class Options:
     seed: Annotated[int, option("Of the examples' order, of --val and of Dropout.", type=AT_LEAST_0, default=0)]
     device: Annotated[str, option("Where to compute.", "[cpu|cuda]", type=click.Choice(["cpu", "cuda"]), default="cpu")]
     shard_optimizer: Annotated[bool, option(
-        "Under mpiexec: each process keeps a shard of the optimizer's state instead of all of it.")]
+        "Under mpiexec or torchrun: each process keeps a shard of the optimizer's state instead of all of it.")]
     checkpoint: Annotated[Path | None, option("File to resume from; by default beside the output.", "FILE")]
     save_every: Annotated[int | None, option(
         "Write the checkpoint within epochs, too, not only after them.", "UPDATES", type=AT_LEAST_1)]
@@ -123,14 +123,15 @@ def train(**options: Any) -> None:
     """Train MODEL on the examples of a file and write it with the trained weights.
 
     Everything is checked before training starts. The state is saved after every epoch. Ctrl-C saves it as well and
-    says how to go on: a resumed run gives the same numbers as one that was never stopped. Started by mpiexec, all
-    processes train together, each on its slice of every batch.
+    says how to go on: a resumed run gives the same numbers as one that was never stopped. Started by mpiexec or
+    torchrun, all processes train together, each on its slice of every batch.
 
     \b
     onnxgrad train model.onnx --data train.npz --loss cross-entropy:logits --epochs 3 --lr 1e-3 -o trained.onnx
     onnxgrad train model.onnx --data train.parquet --val 0.1 --metric accuracy --config run.toml -o trained.onnx
     onnxgrad train model.onnx --data more.npz --loss mse:y --freeze 'encoder.*' --schedule cosine -o tuned.onnx
     mpiexec -n 4 onnxgrad train model.onnx --data train.npz --loss mse:y -o trained.onnx
+    torchrun --nproc-per-node 8 -m onnxgrad train model.onnx --data train.npz --loss mse:y --device cuda -o trained.onnx
     """
     from onnxgrad.cli.run import run
 

@@ -47,9 +47,10 @@ class Trainer:
     the GPU. A schedule multiplies the learning rate. `clip_norm` bounds the norm of the whole gradient, `clip_value`
     each of its numbers; `accumulate` micro-batches are averaged for one update. `seed` decides what Dropout drops.
 
-    With a `communicator` of mpi4py its processes train together, on a slice of every batch each: all are given the same
-    batches, and do what one process alone would do. With `shard_optimizer` each keeps and updates its shard of the
-    optimizer's state. Every method is called by all of them, and only the first process writes and prints.
+    With a `communicator`, of mpi4py or a process group of torch.distributed, its processes train together, on a slice
+    of every batch each: all are given the same batches, and do what one process alone would do. With `shard_optimizer`
+    each keeps and updates its shard of the optimizer's state. Every method is called by all of them, and only the first
+    process writes and prints.
 
     `parameters`, `gradients` and `statistics` (running means and variances) are the trainer's own arrays, by name:
     NumPy's on the CPU, torch's on a GPU. `gradient_norm` is the norm of the last update's gradient, before clipping.

@@ -1,4 +1,4 @@
-"""What processes do for test_ranks.py: `mpiexec -n 2 python -m tests.train.distributed.rank_programs NAME FOLDER`.
+"""What processes do for test_ranks.py, under mpiexec or torchrun: `rank_programs NAME FOLDER`.
 
 Each program leaves what it found in FOLDER, one file for each rank.
 """
@@ -8,6 +8,7 @@ import pickle
 import signal
 import sys
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -126,14 +127,14 @@ def curve(name, epochs=7, **how):
 EPOCHS = {"adam": 7}  # 56 steps; the others make fewer
 
 
-def curves(communicator, folder):
+def curves(world, folder):
     """Every setting, with the optimizer's state on all ranks and shared among them; and a run that is stopped."""
     found = {}
     for name in SETTINGS:
         for shard in (False, True):
-            how = {"communicator": communicator, "shard_optimizer": shard}
+            how = {"communicator": world.communicator, "shard_optimizer": shard}
             found[name, shard] = curve(name, EPOCHS.get(name, 2), **how)
-    found["stopped"] = stopped(communicator, folder)
+    found["stopped"] = stopped(world, folder)
     return found
 
 
@@ -155,20 +156,20 @@ def signalled(rank):
     return found
 
 
-def stopped(communicator, folder):
+def stopped(world, folder):
     """Between two of the micro-batches of an update."""
-    mine = trainer("accumulate", communicator=communicator, shard_optimizer=True)
+    mine = trainer("accumulate", communicator=world.communicator, shard_optimizer=True)
     try:
-        mine.fit(signalled(communicator.size - 1), 3, quiet=True, checkpoint=folder / "stopped.safetensors")
+        mine.fit(signalled(world.size - 1), 3, quiet=True, checkpoint=folder / "stopped.safetensors")
     except KeyboardInterrupt as stop:
         return str(stop), mine.steps
     raise AssertionError("nobody stopped")
 
 
-def problems(communicator, folder):
+def problems(world, folder):
     """What goes on where another number of ranks has stopped, and what is refused, with the same words on all ranks."""
-    found = {"again": curve("adam", EPOCHS["adam"], communicator=communicator)}
-    mine = trainer("accumulate", communicator=communicator)
+    found = {"again": curve("adam", EPOCHS["adam"], communicator=world.communicator)}
+    mine = trainer("accumulate", communicator=world.communicator)
     mine.restore(folder / "stopped.safetensors")
     mine.fit(batches(WEIGHING), 3, quiet=True)
     found["resumed"] = state_of(mine)
@@ -176,7 +177,7 @@ def problems(communicator, folder):
     found["refused"] = {}
     for name, problem in PROBLEMS.items():
         try:
-            problem(communicator, folder)
+            problem(world, folder)
         except Exception as error:
             found["refused"][name] = f"{type(error).__name__}: {error}"
     return found
@@ -195,80 +196,84 @@ def good():
 
 
 @problem
-def a_bad_batch_on_one_rank(communicator, folder):
+def a_bad_batch_on_one_rank(world, folder):
     bad = {**good(), "x": np.zeros((8, 2, 6, 5), np.float32)}
-    trainer("adam", communicator=communicator).step(bad if communicator.rank == 1 else good())
+    trainer("adam", communicator=world.communicator).step(bad if world.rank == 1 else good())
 
 
 @problem
-def a_bad_batch_on_all_ranks(communicator, folder):
-    trainer("adam", communicator=communicator).step({"x": good()["x"]})
+def a_bad_batch_on_all_ranks(world, folder):
+    trainer("adam", communicator=world.communicator).step({"x": good()["x"]})
 
 
 @problem
-def an_iterator_that_raises(communicator, folder):
+def an_iterator_that_raises(world, folder):
     def failing():
         yield good()
-        if communicator.rank == 1:
+        if world.rank == 1:
             raise OSError("the disk is gone")
         yield good()
 
-    trainer("adam", communicator=communicator).fit(failing(), quiet=True)
+    trainer("adam", communicator=world.communicator).fit(failing(), quiet=True)
 
 
 @problem
-def fewer_batches_on_one_rank(communicator, folder):
-    given = [good()] * (2 if communicator.rank == 1 else 3)
-    trainer("adam", communicator=communicator).fit(given, quiet=True)
+def fewer_batches_on_one_rank(world, folder):
+    given = [good()] * (2 if world.rank == 1 else 3)
+    trainer("adam", communicator=world.communicator).fit(given, quiet=True)
 
 
 @problem
-def drift(communicator, folder):
-    mine = trainer("adam", communicator=communicator)
-    if communicator.rank == 1:
+def drift(world, folder):
+    mine = trainer("adam", communicator=world.communicator)
+    if world.rank == 1:
         mine.parameters["fc.bias"][2] += 1e-3
     mine.fit([good()], quiet=True)
 
 
 @problem
-def other_settings(communicator, folder):
-    trainer("adam", communicator=communicator, seed=communicator.rank)
+def other_settings(world, folder):
+    trainer("adam", communicator=world.communicator, seed=world.rank)
 
 
 @problem
-def a_loss_that_is_not_finite(communicator, folder):
+def a_loss_that_is_not_finite(world, folder):
     bad = good()
     bad["x"][-1] = np.nan  # one rank's
-    trainer("lamb", communicator=communicator).fit([good(), bad], quiet=True, checkpoint=folder / "nan.safetensors")
+    trainer("lamb", communicator=world.communicator).fit(
+        [good(), bad], quiet=True, checkpoint=folder / "nan.safetensors"
+    )
 
 
 @problem
-def no_batches(communicator, folder):
-    trainer("adam", communicator=communicator).fit([], quiet=True)
+def no_batches(world, folder):
+    trainer("adam", communicator=world.communicator).fit([], quiet=True)
 
 
 @problem
-def no_folder(communicator, folder):
-    trainer("adam", communicator=communicator).fit([good()], quiet=True, checkpoint=Path("/no/folder/run.safetensors"))
+def no_folder(world, folder):
+    trainer("adam", communicator=world.communicator).fit(
+        [good()], quiet=True, checkpoint=Path("/no/folder/run.safetensors")
+    )
 
 
 @problem
-def nothing_to_restore(communicator, folder):
-    trainer("adam", communicator=communicator).restore(Path("/no/folder/run.safetensors"))
+def nothing_to_restore(world, folder):
+    trainer("adam", communicator=world.communicator).restore(Path("/no/folder/run.safetensors"))
 
 
 @problem
-def a_metric_that_raises(communicator, folder):
+def a_metric_that_raises(world, folder):
     def metric(outputs, batch):
-        if communicator.rank == 1:
+        if world.rank == 1:
             raise ZeroDivisionError("nothing to divide by")
         return 1.0
 
-    trainer("adam", communicator=communicator).evaluate(batches(IGNORING), {"metric": metric})
+    trainer("adam", communicator=world.communicator).evaluate(batches(IGNORING), {"metric": metric})
 
 
 @problem
-def a_fixed_batch(communicator, folder):
+def a_fixed_batch(world, folder):
     model = convnet()
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 8
     model.graph.output[0].type.tensor_type.shape.dim[0].dim_value = 8
@@ -278,11 +283,11 @@ def a_fixed_batch(communicator, folder):
     model.graph.initializer.append(numpy_helper.from_array(np.array([0]), "over_the_batch"))
     model.graph.node.append(helper.make_node("ReduceMean", ["apart", "over_the_batch"], ["mean"], keepdims=1))
     model.graph.node.append(helper.make_node("Sub", ["apart", "mean"], [model.graph.output[0].name]))
-    Trainer(model, IGNORING, optim.SGD(), communicator=communicator).step(good())
+    Trainer(model, IGNORING, optim.SGD(), communicator=world.communicator).step(good())
 
 
 @problem
-def no_communicator_of_mpi4py(communicator, folder):
+def no_communicator(world, folder):
     trainer("adam", communicator="everybody")
 
 
@@ -309,45 +314,43 @@ def own_loss(**how):
     return [*found, *(mine.step({**batch, "target": batch["wanted"] * 2}) for batch in given)]
 
 
-def parts_and_again(communicator, folder):
+def parts_and_again(world, folder):
     """Batches that ranks have cut themselves, losses of one's own, and a run once more."""
-    from mpi4py import MPI
-
-    mine = trainer("adam", communicator=communicator)
+    mine = trainer("adam", communicator=world.communicator)
     for whole in batches(IGNORING):
-        where = slice(0, 1) if communicator.rank == 0 else slice(1, None)  # as uneven as can be
+        where = slice(0, 1) if world.rank == 0 else slice(1, None)  # as uneven as can be
         mine.step(LocalBatch({name: a[where] for name, a in whole.items()}))
-    again = curve("adam", EPOCHS["adam"], communicator=communicator)
-    found = {"own_loss": own_loss(communicator=communicator), "by_itself": own_loss(communicator=MPI.COMM_SELF)}
+    again = curve("adam", EPOCHS["adam"], communicator=world.communicator)
+    found = {"own_loss": own_loss(communicator=world.communicator), "by_itself": own_loss(communicator=world.alone)}
     return {"parts": state_of(mine), "again": again, **found}
 
 
-def raising(communicator, folder):
+def raising(world, folder):
     """An error of one rank's own, while the other waits for it in a step."""
-    mine = trainer("adam", communicator=communicator)
+    mine = trainer("adam", communicator=world.communicator)
     mine.step(good())
-    if communicator.rank == 1:
+    if world.rank == 1:
         raise ZeroDivisionError("nothing to divide by")
     mine.step(good())
 
 
-def leaving(communicator, folder, who=1):
+def leaving(world, folder, who=1):
     """A rank that ends without an error while the others go on."""
-    mine = trainer("adam", communicator=communicator, shard_optimizer=True)
+    mine = trainer("adam", communicator=world.communicator, shard_optimizer=True)
     mine.step(good())
-    if communicator.rank == who:
+    if world.rank == who:
         sys.exit()
     mine.save(folder / "left.safetensors") if who else mine.step(good())
 
 
-def first_leaving(communicator, folder):
-    leaving(communicator, folder, 0)
+def first_leaving(world, folder):
+    leaving(world, folder, 0)
 
 
-def endless(communicator, folder):
+def endless(world, folder):
     """Trains until somebody ends it."""
-    mine = trainer("adam", communicator=communicator)
-    (folder / f"process-{communicator.rank}").write_text(str(os.getpid()))
+    mine = trainer("adam", communicator=world.communicator)
+    (folder / f"process-{world.rank}").write_text(str(os.getpid()))
 
     def forever():
         while True:
@@ -363,13 +366,36 @@ def endless(communicator, folder):
 PROGRAMS = {f.__name__: f for f in (curves, problems, parts_and_again, raising, leaving, first_leaving, endless)}
 
 
-def main():
+class World(NamedTuple):
+    """All processes, and this one."""
+
+    communicator: Any
+    rank: int
+    size: int
+    alone: Any  # a communicator of this process alone
+
+
+def of_mpi():
     from mpi4py import MPI
 
+    return World(MPI.COMM_WORLD, MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size, MPI.COMM_SELF)
+
+
+def of_torch():
+    from torch import distributed
+
+    distributed.init_process_group("gloo")
+    rank = distributed.get_rank()
+    alone = distributed.new_group([rank], use_local_synchronization=True)
+    return World(distributed.group.WORLD, rank, distributed.get_world_size(), alone)
+
+
+def main():
     onnxgrad.set_num_threads(1)
     name, folder = sys.argv[1], Path(sys.argv[2])
-    found = PROGRAMS[name](MPI.COMM_WORLD, folder)
-    (folder / f"{name}-{MPI.COMM_WORLD.rank}.pickle").write_bytes(pickle.dumps(found))
+    world = of_torch() if "TORCHELASTIC_RUN_ID" in os.environ else of_mpi()
+    found = PROGRAMS[name](world, folder)
+    (folder / f"{name}-{world.rank}.pickle").write_bytes(pickle.dumps(found))
 
 
 if __name__ == "__main__":

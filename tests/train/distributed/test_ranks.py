@@ -1,4 +1,4 @@
-"""Processes under mpiexec against one alone: the same numbers, and the same end whatever happens to one of them."""
+"""Processes under mpiexec and torchrun against one alone: the same numbers, the same end whatever happens to one."""
 
 import json
 import os
@@ -21,50 +21,55 @@ from onnxgrad.train.batches import Batches, slice_of
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]
-MPIEXEC = Path(sys.executable).with_name("mpiexec")
 SECONDS = 300  # after which something hangs
 CLOSE = 1e-5  # relative, of losses in float32
 
 
-def start(ranks, program, folder, **how):
+LAUNCHERS = {
+    "mpiexec": [Path(sys.executable).with_name("mpiexec"), "-n", "{}", sys.executable],
+    "torchrun": [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "{}"],
+}
+
+
+def launched(launcher, ranks, *module):
+    """The command line of a module run by so many processes."""
+    return [str(word).format(ranks) for word in LAUNCHERS[launcher]] + ["-m", *map(str, module)]
+
+
+def start(launcher, ranks, program, folder, **how):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    command = [
-        MPIEXEC,
-        "-n",
-        str(ranks),
-        sys.executable,
-        "-m",
-        "tests.train.distributed.rank_programs",
-        program,
-        folder,
-    ]
     return subprocess.Popen(
-        list(map(str, command)), cwd=folder, env=environment, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, **how,
+        launched(launcher, ranks, "tests.train.distributed.rank_programs", program, folder), cwd=folder,
+        env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **how,
     )  # fmt: skip
 
 
-def run(ranks, program, folder):
+def run(launcher, ranks, program, folder):
     """What each rank found."""
-    with start(ranks, program, folder) as process:
+    with start(launcher, ranks, program, folder) as process:
         _, errors = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, errors
     return [pickle.loads((folder / f"{program}-{rank}.pickle").read_bytes()) for rank in range(ranks)]
 
 
+@pytest.fixture(scope="module", params=LAUNCHERS)
+def launcher(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory, launcher):
     return tmp_path_factory.mktemp("ranks")
 
 
 @pytest.fixture(scope="module")
-def on_four(folder):
-    return run(4, "curves", folder)
+def on_four(launcher, folder):
+    return run(launcher, 4, "curves", folder)
 
 
 @pytest.fixture(scope="module")
-def on_two(folder, on_four):  # which leaves a checkpoint
-    return run(2, "problems", folder)
+def on_two(launcher, folder, on_four):  # which leaves a checkpoint
+    return run(launcher, 2, "problems", folder)
 
 
 def close(found, expected, tolerance=CLOSE):
@@ -100,10 +105,10 @@ def test_shared_state_of_the_optimizer_gives_the_same_bits(name, on_four):
         assert same_bits(shared["state"][part], array), part
 
 
-def test_two_ranks_and_the_same_bits_from_run_to_run(on_two, folder):
+def test_two_ranks_and_the_same_bits_from_run_to_run(on_two, launcher, folder):
     expected = programs.curve("adam", programs.EPOCHS["adam"])
     assert_same_curve(on_two[0]["again"], expected)
-    again = run(2, "parts_and_again", folder)
+    again = run(launcher, 2, "parts_and_again", folder)
     assert again[0]["again"]["steps"] == on_two[0]["again"]["steps"]
     for name, array in on_two[0]["again"]["state"].items():
         assert same_bits(again[0]["again"]["state"][name], array), name
@@ -151,8 +156,9 @@ REFUSED = {
     "a_fixed_batch":
         "ValueError: the model takes batches of a fixed size, so that 2 ranks cannot split one: give the first "
         "dimension of its inputs a name in place of a number",
-    "no_communicator_of_mpi4py":
-        "TypeError: Trainer: communicator is a str, expected one of mpi4py, such as MPI.COMM_WORLD",
+    "no_communicator":
+        "TypeError: Trainer: communicator is a str, expected one of mpi4py, such as MPI.COMM_WORLD, or a process group "
+        "of torch.distributed",
 }  # fmt: skip
 
 
@@ -162,9 +168,9 @@ def test_what_is_wrong_is_told_by_all_ranks_in_the_same_words(name, on_two, fold
     assert [found["refused"].get(name) for found in on_two] == [expected, expected]
 
 
-def test_a_rank_that_raises_ends_the_others(folder):
+def test_a_rank_that_raises_ends_the_others(launcher, folder):
     began = time.monotonic()
-    with start(2, "raising", folder) as process:
+    with start(launcher, 2, "raising", folder) as process:
         _, errors = process.communicate(timeout=SECONDS)
     assert process.returncode != 0 and time.monotonic() - began < SECONDS
     assert "rank 1: ZeroDivisionError: nothing to divide by" in errors.splitlines()
@@ -172,8 +178,8 @@ def test_a_rank_that_raises_ends_the_others(folder):
 
 
 @pytest.mark.parametrize("program, rank", [("leaving", 1), ("first_leaving", 0)])
-def test_a_rank_that_ends_before_the_others_ends_them(program, rank, folder):
-    with start(3, program, folder) as process:
+def test_a_rank_that_ends_before_the_others_ends_them(program, rank, launcher, folder):
+    with start(launcher, 3, program, folder) as process:
         try:
             _, errors = process.communicate(timeout=100)
         finally:
@@ -183,7 +189,8 @@ def test_a_rank_that_ends_before_the_others_ends_them(program, rank, folder):
         f"onnxgrad.train.distributed.ranks.RankError: rank {rank} ended, by sys.exit() perhaps, before the others were "
         "done: every rank has to call the same methods of the trainer"
     )
-    assert errors.splitlines().count(told) == 1
+    # torch puts a prefix before each line of a traceback.
+    assert [line.split("]: ")[-1] for line in errors.splitlines()].count(told) == 1
     assert "has died" not in errors
 
 
@@ -191,8 +198,8 @@ def wait_for_work(process):
     assert process.stdout.readline() == "at work\n", process.communicate(timeout=SECONDS)[1]
 
 
-def test_a_rank_that_is_killed_ends_the_others(tmp_path):
-    with start(2, "endless", tmp_path) as process:
+def test_a_rank_that_is_killed_ends_the_others(launcher, tmp_path):
+    with start(launcher, 2, "endless", tmp_path) as process:
         wait_for_work(process)
         numbers = [int((tmp_path / f"process-{rank}").read_text()) for rank in (0, 1)]
         os.kill(numbers[1], signal.SIGKILL)
@@ -201,13 +208,13 @@ def test_a_rank_that_is_killed_ends_the_others(tmp_path):
     assert process.returncode != 0 and time.monotonic() - began < 20
     told = f"rank 1 has died (process {numbers[1]} on {socket.gethostname()}), and so all ranks end"
     assert told in errors.splitlines()
-    assert "BAD TERMINATION" in out  # mpiexec's own words
+    assert {"mpiexec": "BAD TERMINATION", "torchrun": "ChildFailedError"}[launcher] in out + errors  # its own words
     assert not Path(f"/proc/{numbers[0]}").exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_to_mpiexec_save_first(number, tmp_path):
-    with start(2, "endless", tmp_path) as process:
+def test_signals_to_the_launcher_save_first(number, launcher, tmp_path):
+    with start(launcher, 2, "endless", tmp_path) as process:
         wait_for_work(process)
         process.send_signal(number)
         _, errors = process.communicate(timeout=SECONDS)
@@ -219,23 +226,19 @@ def test_signals_to_mpiexec_save_first(number, tmp_path):
     assert mine.steps >= 3
 
 
-def command(ranks, folder, *options):
+def command(launcher, ranks, folder, *options):
     """onnxgrad train, by so many processes."""
     data = {name: a for name, a in programs.images().items() if name != "soft"}
     onnx.save(programs.convnet(), folder / "model.onnx")
     np.savez(folder / "train.npz", **data)
-    script = "from onnxgrad.cli import main; main()"
-    given = ["train", "model.onnx", "--data", "train.npz", "--loss", "cross-entropy:logits:ignore-index=-100",
-             "--batch-size", "8", "--val", "0.2", "--epochs", "2", "--keep-best", *options]  # fmt: skip
-    launcher = [str(MPIEXEC), "-n", str(ranks)] if ranks > 1 else []
-    return subprocess.run(
-        [*launcher, sys.executable, "-c", script, *given], cwd=folder, capture_output=True, text=True, check=False,
-        timeout=SECONDS,
-    )  # fmt: skip
+    given = ["onnxgrad", "train", "model.onnx", "--data", "train.npz", "--batch-size", "8", "--val", "0.2",
+             "--loss", "cross-entropy:logits:ignore-index=-100", "--epochs", "2", "--keep-best", *options]  # fmt: skip
+    words = launched(launcher, ranks, *given) if ranks > 1 else [sys.executable, "-m", *given]
+    return subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False, timeout=SECONDS)
 
 
-def test_the_command_line_under_mpiexec(tmp_path):
-    done = [command(ranks, tmp_path, "-o", f"{ranks}.onnx") for ranks in (1, 2)]
+def test_the_command_line(launcher, tmp_path):
+    done = [command(launcher, ranks, tmp_path, "-o", f"{ranks}.onnx") for ranks in (1, 2)]
     assert [d.returncode for d in done] == [0, 0], done[1].stderr
     assert done[1].stderr.count("training") == 1
     assert len(done[1].stdout.splitlines()) == len(done[0].stdout.splitlines())
@@ -247,13 +250,13 @@ def test_the_command_line_under_mpiexec(tmp_path):
     events = [[json.loads(x) for x in (tmp_path / f"{r}.jsonl").read_text().splitlines()] for r in (1, 2)]
     losses = [[e["loss"] for e in found if e["event"] == "step"] for found in events]
     assert len(losses[0]) == len(losses[1]) and close(*losses)
-    refused = command(2, tmp_path, "-o", "no/folder.onnx")
+    refused = command(launcher, 2, tmp_path, "-o", "no/folder.onnx")
     assert refused.returncode == 2
     assert (
         refused.stderr.splitlines()[0] == "onnxgrad: rank 0: the folder 'no' to write 'folder.onnx' into does not exist"
     )
-    alone = command(1, tmp_path, "-o", "x.onnx", "--shard-optimizer")
-    assert alone.stderr == "onnxgrad: --shard-optimizer is for several processes: start them by mpiexec\n"
+    alone = command(launcher, 1, tmp_path, "-o", "x.onnx", "--shard-optimizer")
+    assert alone.stderr == "onnxgrad: --shard-optimizer is for several processes: start them by mpiexec or torchrun\n"
 
 
 @pytest.mark.parametrize("examples", [1, 2, 3, 4, 7, 57])

@@ -1,1 +1,1 @@
-"""Training on many processes by MPI: who has which examples, and what they add up."""
+"""Training on many processes, by MPI or torch.distributed: who has which examples, and what they add up."""

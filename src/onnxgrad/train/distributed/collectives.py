@@ -26,10 +26,11 @@ class Collectives:
     def __init__(self, ranks: Ranks, buffers: Buffers, device: Device, state: OptimizerState) -> None:
         self.ranks, self._buffers, self._device, self._state = ranks, buffers, device, state
         self.shards_optimizer = state.grad is not buffers.grad
-        # MPI reads the host's memory: on a GPU arrays are copied to this one, on the CPU they are there already.
-        self._staged: Array | None = device.staging(buffers.length, buffers.dtype)
+        # MPI and gloo read the host's memory: from a GPU arrays are copied to this one. NCCL reads them where they are.
+        self._staged: Array | None = None if ranks.reads_gpu else device.staging(buffers.length, buffers.dtype)
+        zeros = device.zeros if self._staged is None else np.zeros
         in_place = self.shards_optimizer and self._staged is None
-        self._shard: Array = state.grad if in_place else np.zeros(buffers.shard, buffers.dtype)
+        self._shard: Any = state.grad if in_place else zeros(buffers.shard, buffers.dtype)
 
     def reduce_gradients(self) -> None:
         """Sums over all ranks the gradients that this rank's optimizer needs."""
@@ -52,7 +53,8 @@ class Collectives:
     def broadcast(self, arrays: Iterable[Any]) -> None:
         """Gives every rank the arrays of rank 0."""
         for array in arrays:
-            host = array if isinstance(array, np.ndarray) else self._device.to_numpy(array)
+            is_readable = self.ranks.reads_gpu or isinstance(array, np.ndarray)
+            host = array if is_readable else self._device.to_numpy(array)
             self.ranks.broadcast(host)
             if host is not array:
                 self._device.copy(array, host)
@@ -91,9 +93,9 @@ class Collectives:
         digests = [zlib.crc32(np.ascontiguousarray(self._device.to_numpy(a)).reshape(-1).data) for a in arrays.values()]
         self.ranks.expect_same_bits(digests, list(arrays), f"after step {steps}")
 
-    def _to_host(self, array: Any) -> Array:
+    def _to_host(self, array: Any) -> Any:
         if self._staged is None:
-            return array  # type: ignore[no-any-return]
+            return array
         self._device.fetch(self._staged, array)
         return self._staged
 

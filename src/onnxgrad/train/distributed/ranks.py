@@ -1,7 +1,8 @@
-"""Ranks: the processes of an MPI communicator that train together, how they communicate, and how they end together.
+"""Ranks: the processes of a communicator that train together, how they communicate, and how they end together.
 
-All messages go through the communicator of mpi4py that the trainer was given. Numbers that decide something are
-gathered from all ranks and summed in their order by each of them, so that every rank decides the same.
+All messages go through the communicator that the trainer was given, of mpi4py or of torch.distributed. Numbers that
+decide something are gathered from all ranks and summed in their order by each of them, so that every rank decides the
+same.
 """
 
 import atexit
@@ -9,9 +10,11 @@ import contextlib
 import os
 import pickle
 import re
+import socket
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,11 +22,11 @@ import numpy as np
 from onnxgrad.cpu.core import groups
 from onnxgrad.cpu.core.threads import get_num_threads, set_num_threads
 from onnxgrad.tensor_types import Array
+from onnxgrad.train.distributed.communicators import communicator_of
 from onnxgrad.train.distributed.watchdog import Watchdog
 from onnxgrad.train.interruption import SIGNALS, Interruption
 
 R = TypeVar("R")
-ERROR = 1  # exit code of a rank that failed
 FINE, FAILED, ENDED = range(3)  # what a rank says of itself whenever all ranks meet
 ROOM = 7  # numbers of a rank that are gathered together with its state
 
@@ -39,7 +42,7 @@ def on_every_rank(error: BaseException) -> BaseException:
 
 
 class SingleProcess:
-    """One process, without MPI: it has nothing to communicate."""
+    """One process: it has nothing to communicate."""
 
     rank, size, is_first = 0, 1, True
 
@@ -92,37 +95,27 @@ class SingleProcess:
 
 
 class Ranks(SingleProcess):
-    """The ranks of a communicator, which is duplicated so that messages of the caller's own are kept apart."""
+    """The ranks of a communicator, of mpi4py or of torch.distributed."""
 
     def __init__(self, communicator: Any) -> None:
-        try:
-            from mpi4py import MPI
-        except ImportError as error:
-            raise ImportError(f"Trainer: a communicator needs mpi4py: pip install onnxgrad[mpi] ({error})") from None
-        if not isinstance(communicator, MPI.Intracomm):
-            raise TypeError(
-                f"Trainer: communicator is a {type(communicator).__name__}, expected one of mpi4py, such as "
-                "MPI.COMM_WORLD"
-            )
         super().__init__()
-        self._mpi, self._world = MPI, communicator.Dup()
+        self._world = communicator_of(communicator)
         self.rank, self.size = self._world.rank, self._world.size
         self.is_first = self.rank == 0
+        self.reads_gpu = self._world.reads_gpu
         self.group = groups.join(self._all_reduce_within_graph)
         self._stop: str | None = None
         self._ended: list[int] = []  # ranks that ended before the others
-        self._machine = self._world.Split_type(MPI.COMM_TYPE_SHARED)
-        self._watchdog = Watchdog(self._machine, self.rank)
+        machines = self._world.all_gather_objects(_machine())
+        self._on_machine = [rank for rank, machine in enumerate(machines) if machine == machines[self.rank]]
+        self._watchdog = Watchdog(self._world, self._on_machine)
         self._share_cores()
         self._end_with_errors()
         atexit.register(self._end, os.getpid())  # which comes before MPI's own end
 
     def are_those_of(self, communicator: Any) -> bool:
         """Whether it has the same processes, in the same order."""
-        alike = (self._mpi.IDENT, self._mpi.CONGRUENT)
-        return (
-            isinstance(communicator, self._mpi.Intracomm) and self._mpi.Comm.Compare(communicator, self._world) in alike
-        )
+        return self._world.has_processes_of(communicator)
 
     def listen_to(self, interruption: Interruption | None) -> None:
         super().listen_to(interruption)
@@ -143,7 +136,7 @@ class Ranks(SingleProcess):
         if fit:
             return met[:, 1 : 1 + len(numbers)]
         rows = np.empty((self.size, len(numbers)))
-        self._world.Allgather(np.array(numbers, np.float64), rows)
+        self._world.all_gather(np.array(numbers, np.float64), rows)
         return rows
 
     def meet(self) -> None:
@@ -159,7 +152,7 @@ class Ranks(SingleProcess):
             mine = np.zeros(1 + ROOM)
             mine[: 1 + len(numbers)] = state, *numbers
             met = np.empty((self.size, 1 + ROOM))
-            self._world.Allgather(mine, met)
+            self._world.all_gather(mine, met)
             self._ended = np.flatnonzero(met[:, 0] == ENDED).tolist()
         if self._ended and state != ENDED:
             raise on_every_rank(
@@ -172,7 +165,7 @@ class Ranks(SingleProcess):
 
     def _common_error(self, mine: Exception | None, failed: Array) -> BaseException:
         """The error that this rank raises: its own if all ranks have one, else that of the first, with its rank."""
-        message = self._world.bcast("" if mine is None else _sentence(mine), root=int(failed[0]))
+        message = self._world.broadcast_object("" if mine is None else _sentence(mine), int(failed[0]))
         if mine is not None and len(failed) == self.size:
             return on_every_rank(mine)
         return on_every_rank(RankError(f"rank {failed[0]}: {message}"))
@@ -226,14 +219,15 @@ class Ranks(SingleProcess):
                 result = work()
             except Exception as problem:
                 error = problem
-        failed, packed = self._world.bcast((error is not None, _packed(result if error is None else error)), root=0)
+        packed = _packed(result if error is None else error)
+        failed, packed = self._world.broadcast_object((error is not None, packed), 0)
         if not failed:
             return result if self.is_first else pickle.loads(packed)  # type: ignore[no-any-return]
         raise on_every_rank(error if error is not None else pickle.loads(packed))
 
     def all_gather(self, value: R, error: Exception | None = None) -> list[R]:
         self.all_gather_numbers([], error)
-        return list(self._world.allgather(value))
+        return self._world.all_gather_objects(value)
 
     def expect_same(self, facts: Sequence[tuple[str, Any]]) -> None:
         """Raises one sentence that names the first fact which is not the same on all ranks."""
@@ -247,8 +241,8 @@ class Ranks(SingleProcess):
     def expect_same_bits(self, digests: Sequence[int], names: Sequence[str], when: str) -> None:
         """Raises one sentence that names the first array whose digest is not that of rank 0."""
         self.meet()
-        rows = np.empty((self.size, len(digests)), np.uint32)
-        self._world.Allgather(np.array(digests, np.uint32), rows)
+        rows = np.empty((self.size, len(digests)), np.int64)
+        self._world.all_gather(np.array(digests, np.int64), rows)
         differs = rows != rows[0]
         if differs.any():
             k = int(np.flatnonzero(differs.any(0))[0])
@@ -261,42 +255,43 @@ class Ranks(SingleProcess):
 
     def all_reduce(self, array: Array) -> None:
         """Replaces the array by its sum over all ranks."""
-        self._world.Allreduce(self._mpi.IN_PLACE, array)
+        self._world.all_reduce(array)
 
-    def reduce_scatter(self, array: Array, shard: Array) -> None:
+    def reduce_scatter(self, array: Any, shard: Any) -> None:
         """Sums the array over all ranks; each rank gets its shard of the sum."""
-        self._world.Reduce_scatter_block(array, shard)
+        self._world.reduce_scatter(array, shard)
 
-    def all_gather_shards(self, shard: Array, array: Array) -> None:
+    def all_gather_shards(self, shard: Any, array: Any) -> None:
         """Fills the array with the shards of all ranks; `shard` may be a view of its place in it."""
-        inside = np.may_share_memory(shard, array)
-        self._world.Allgather(self._mpi.IN_PLACE if inside else shard, array)
+        self._world.all_gather(shard, array)
 
     def all_gather_rows(self, rows: Array) -> Array:
         """The rows of all ranks, whose numbers may differ."""
-        return np.concatenate(self._world.allgather(np.ascontiguousarray(rows)))
+        return np.concatenate(self._world.all_gather_objects(np.ascontiguousarray(rows)))
 
-    def broadcast(self, array: Array) -> None:
-        self._world.Bcast(array, root=0)
+    def broadcast(self, array: Any) -> None:
+        self._world.broadcast(array)
 
     def gather(self, shard: Array, array: Array | None) -> None:
         """Fills the array of rank 0 with the shards of all ranks."""
-        self._world.Gather(shard, array, root=0)
+        self._world.gather(shard, array)
 
     def scatter(self, array: Array | None, shard: Array) -> None:
         """Gives each rank its shard of the array of rank 0."""
-        self._world.Scatter(array, shard, root=0)
+        self._world.scatter(array, shard)
 
     def local_rank(self) -> int:
         """The number of this rank among those on its machine."""
-        return int(self._machine.rank)
+        told = self._world.local_rank()
+        return self._on_machine.index(self.rank) if told is None else told
 
     def _share_cores(self) -> None:
         """Sets threads for this rank's fraction of the cores, unless cores are assigned or threads set already."""
         allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-        same_for_all = all(theirs == allowed for theirs in self._machine.allgather(allowed))
+        of_all = self._world.all_gather_objects(allowed)
+        same_for_all = all(of_all[rank] == allowed for rank in self._on_machine)
         if same_for_all and get_num_threads() == len(allowed):
-            set_num_threads(max(1, len(allowed) // self._machine.size))
+            set_num_threads(max(1, len(allowed) // len(self._on_machine)))
 
     def _all_reduce_within_graph(self, array: Array) -> None:
         """For native code, through which Python errors do not pass."""
@@ -321,8 +316,8 @@ class Ranks(SingleProcess):
         traceback.print_exception(error)
         print(f"rank {self.rank}: {_sentence(error)}", file=sys.stderr, flush=True)
         sys.stdout.flush()
-        self._watchdog.expect_end()
-        self._world.Abort(ERROR)
+        self._watchdog.report_failure()
+        self._world.abort()
 
     def _end_with_errors(self) -> None:
         """Has an uncaught error end all ranks, instead of leaving the others waiting; one rank prints it."""
@@ -338,8 +333,10 @@ class Ranks(SingleProcess):
 
     def _end(self, process: int) -> None:
         """When Python ends: tells ranks that are not at their end, and wait for this one in what they do together."""
-        if os.getpid() == process and not self._ended and not self._mpi.Is_finalized():
-            self._meet(ENDED)
+        if os.getpid() == process and not self._world.is_closed():
+            if not self._ended:
+                self._meet(ENDED)
+            self._world.close()
 
 
 _known: list[Ranks] = []
@@ -354,6 +351,12 @@ def ranks_of(communicator: Any) -> SingleProcess:
         found = Ranks(communicator)
         _known.append(found)
     return found
+
+
+def _machine() -> str:
+    """A name that this machine, and no other, has: many may be "localhost"."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return f"{socket.gethostname()} {boot.read_text() if boot.is_file() else ''}"
 
 
 def _ranks(numbers: Iterable[Any]) -> str:
