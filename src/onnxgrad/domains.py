@@ -3,6 +3,7 @@
 MICROSOFT = "com.microsoft"  # onnxruntime's, and so that of onnxruntime-training's operators
 ML = "ai.onnx.ml"  # operators of classical models, as skl2onnx writes them
 OWN = "onnxgrad"  # operators that onnxruntime-training does not have, or has with another contract
+OF_ONNXRUNTIME = "onnxgrad.onnxruntime"  # where its additions to ONNX's own are while onnx looks at the others
 
 # Operators of onnxruntime-training that it has put into ONNX's domain.
 STRAYS = {"AveragePoolGrad", "MaxPoolGrad", "SparseSoftmaxCrossEntropy", "SparseSoftmaxCrossEntropyGrad"}

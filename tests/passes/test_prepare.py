@@ -141,3 +141,18 @@ def test_what_onnx_cannot_convert_is_one_sentence():
         "Attribute spatial must have value 1",
     ):
         onnxgrad.gradient(model)
+
+
+def test_layer_normalization_before_onnx_had_it():
+    """onnxruntime's optimizer writes it into files of any opset."""
+    info = [
+        helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", [2, 4]), ("s", [4]), ("y", [2, 4]))
+    ]
+    results = []
+    for opset in (14, 17):
+        graph = helper.make_graph([helper.make_node("LayerNormalization", ["x", "s"], ["y"])], "g", info[:2], info[2:])
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+        made = onnxgrad.session(onnxgrad.gradient(model, "x"))
+        arrays = np.random.default_rng(0).standard_normal((3, 2, 4)).astype(np.float32)
+        results.append(made.run(["x_grad"], {"x": arrays[0], "s": arrays[1, 0], "y_grad": arrays[2]})[0])
+    np.testing.assert_array_equal(*results)

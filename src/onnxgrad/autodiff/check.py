@@ -22,6 +22,7 @@ from onnxgrad.domains import ML
 from onnxgrad.graph.files import expect_weights, load
 from onnxgrad.op import operator_of, reference_ops
 from onnxgrad.passes.draft import Draft
+from onnxgrad.passes.expand_contrib import is_fused
 from onnxgrad.passes.finish import FINISH
 from onnxgrad.passes.prepare import OLDEST_OPSET, TO_NEW_OPSET, lift_initializers, prepare
 from onnxgrad.passes.validate import validate
@@ -286,8 +287,9 @@ def _whole_proto(model: Any) -> onnx.ModelProto:
     expect_weights(loaded, "check_gradient")
     loaded = ir.external_data.load_to_model(loaded)
     lift_initializers(Draft(loaded, "check_gradient"))
-    # ML's weights are attributes, and the definitions of others round to float32 unless they are written out by now.
-    if any(node.domain == ML or node.op_type in ROUNDED for node in loaded.graph):
+    # ML's weights are attributes, fused operators have kernels in float32 alone, and the definitions of others round to
+    # float32 unless they are written out by now.
+    if any(node.domain == ML or node.op_type in ROUNDED or is_fused(node) for node in loaded.graph):
         loaded = prepare(loaded, "check_gradient").model
     elif loaded.graph.opset_imports.get("", OLDEST_OPSET) < OLDEST_OPSET:
         loaded = Draft(loaded, "check_gradient").run(TO_NEW_OPSET).model

@@ -53,6 +53,7 @@ _MICROSOFT: dict[str, dict[int, str]] = {
     "FusedConv": {1: "weight", 2: "bias"},
     "Attention": {1: "weight", 2: "bias"},
     "MultiHeadAttention": {3: "bias"},
+    "MatMulNBits": {5: "bias"},
     "BiasGelu": {1: "bias"},
     "FastGelu": {1: "bias"},
     "SkipLayerNormalization": {2: "scale", 3: "bias", 4: "bias"},

@@ -6,12 +6,13 @@ import onnx_ir as ir
 from onnx import defs, version_converter
 from onnx_ir.passes import common
 
-from onnxgrad.domains import is_standard
+from onnxgrad.domains import OF_ONNXRUNTIME, is_standard
 from onnxgrad.functions.add_functions import WRITTEN_BY
 from onnxgrad.graph.tensor import MOST_READ
 from onnxgrad.graph.validity import one_line
 from onnxgrad.passes.draft import Draft, Pass
 from onnxgrad.passes.expand import expand
+from onnxgrad.passes.expand_contrib import expand_contrib
 from onnxgrad.passes.expand_ml import drop_zip_maps, expand_ml
 from onnxgrad.passes.expand_sequence_map import expand_sequence_map
 from onnxgrad.passes.expand_training import adopt_strays, expand_before_gradient
@@ -30,7 +31,6 @@ BATCHED_SCAN = 8  # the opset whose Scan goes through a batch, too
 NORM_WITH_MODE = 14  # the opset since which BatchNormalization says whether it is in train mode
 RESIZE_WITH_MODES = 11  # the first opset where Resize can be told where it reads
 OLDEST_IR = 4  # from which on an initializer need not be an input, too
-OF_ONNXRUNTIME = "onnxgrad.onnxruntime"  # where its additions to ONNX's own domain are while onnx converts the rest
 OLDEST_OPSET = 18  # the oldest that the functions of our operators are written for; older models are converted
 
 
@@ -234,6 +234,7 @@ PREPARE: list[Pass] = [
     name_dimensions,
     expand_ml,
     expand_before_gradient,
+    expand_contrib,
     find_parameters,
     infer,
     expand_sequence_map,

@@ -5,7 +5,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from onnxgrad.domains import is_standard
+from onnxgrad.domains import OF_ONNXRUNTIME, is_standard
 from onnxgrad.graph.builder import Builder, size_of_result
 from onnxgrad.graph.files import weight_files
 from onnxgrad.graph.validity import objection
@@ -32,9 +32,20 @@ def validate(draft: Draft) -> None:
     if weight_files(draft.model):  # which the checker would look for in the working directory
         for graph in (proto.graph, *proto.functions):
             _empty_external_tensors(graph)
+    _hide_layer_norms(proto, opset)
     found = objection(proto)
     if found is not None:
         raise ValueError(f"{draft.caller}: the model is not valid: {found}")
+
+
+def _hide_layer_norms(proto: onnx.ModelProto, opset: int) -> None:
+    """onnxruntime had LayerNormalization among ONNX's operators before ONNX did, and its optimizer writes it."""
+    if onnx.defs.has("LayerNormalization", opset):
+        return
+    for node in proto.graph.node:
+        if node.op_type == "LayerNormalization" and is_standard(node.domain):
+            node.domain = OF_ONNXRUNTIME
+    proto.opset_import.append(onnx.helper.make_opsetid(OF_ONNXRUNTIME, 1))
 
 
 def _expect_finite_functions(draft: Draft) -> None:

@@ -31,6 +31,8 @@ def _register(name: str, domain: str, inputs: str, outputs: str, full: set[str],
 
     def infer(context: object) -> None:
         given = context.get_input_type(0)  # type: ignore[attr-defined]
+        if given is None:
+            return
         for k, output in enumerate(outputs.split()[: context.get_num_outputs()]):  # type: ignore[attr-defined]
             inferred = TypeProto()
             inferred.CopyFrom(given)

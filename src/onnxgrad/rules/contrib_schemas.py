@@ -30,12 +30,13 @@ def contrib(
     definition: Callable[..., Any],
     infer: Callable[[Any], None],
     attributes: dict[str, Any] | None = None,
+    types: dict[str, list[str]] | None = None,
 ) -> None:
     """Registers an operator of one type and one output; `?` after an input's name makes it optional.
 
-    `attributes` are defaults, or the type of an attribute that has none.
+    `attributes` are defaults, or the type of an attribute that has none; `types` those of inputs that have others.
     """
-    given = attributes or {}
+    given, others = attributes or {}, types or {}
     typed = {k: v for k, v in given.items() if isinstance(v, OpSchema.AttrType)}
     defaults = {k: v for k, v in given.items() if k not in typed}
     schema = OpSchema(
@@ -45,12 +46,14 @@ def contrib(
         definition.__doc__ or "",
         inputs=[
             OpSchema.FormalParameter(
-                i.removesuffix("?"), "T", param_option=OPTION.Optional if i.endswith("?") else OPTION.Single
+                (input_name := i.removesuffix("?")),
+                f"T_{input_name}" if input_name in others else "T",
+                param_option=OPTION.Optional if i.endswith("?") else OPTION.Single,
             )
             for i in inputs
         ],
         outputs=[OpSchema.FormalParameter(output, "T")],
-        type_constraints=[("T", FLOATS, "")],
+        type_constraints=[("T", FLOATS, ""), *((f"T_{i}", allowed, "") for i, allowed in others.items())],
         attributes=[
             *(OpSchema.Attribute(k, onnx.helper.make_attribute(k, v)) for k, v in defaults.items()),
             *(OpSchema.Attribute(k, v, required=False) for k, v in typed.items()),

@@ -1,24 +1,21 @@
 """expand_training: operators of onnxruntime-training that we have no kernels for become standard ones, and ours.
 
 So they run in stock onnxruntime, on the CPU and on CUDA, and it can fuse what they consist of. The files of this folder
-have a function for each operator, whose signature is the operator's schema: what has no default is a required input,
-`*` begins the attributes. A function returns the outputs.
+have a function for each operator, as expand_nodes.py asks for it.
 """
 
 import importlib
 import pkgutil
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
 import onnx_ir as ir
-from onnx import defs
 
 from onnxgrad.domains import MICROSOFT, STRAYS, is_standard
-from onnxgrad.graph.builder import Builder
-from onnxgrad.graph.replace import take_place
+from onnxgrad.graph.node import subgraphs
 from onnxgrad.op import operator_of
 from onnxgrad.passes.draft import Draft
-from onnxgrad.passes.expand_training.registry import IN_PLACE, WRITERS, results_of
-from onnxgrad.passes.infer import infer
+from onnxgrad.passes.expand_nodes import expand_nodes
+from onnxgrad.passes.expand_training.registry import IN_PLACE, WRITERS
 from onnxgrad.rules.registry import RULES
 
 __all__ = ["WRITERS", "adopt_strays", "expand_before_gradient", "expand_training", "show_updates"]
@@ -70,49 +67,10 @@ def _expand_all(draft: Draft, names: Collection[str]) -> None:
         # Ours have no results of another type.
         return operator_of(MICROSOFT, node.op_type) is None or "output_type" in node.attributes
 
-    if not any(is_old(node) for node in draft.graph.all_nodes()):
-        return
-    infer(draft)
-    builder = Builder(draft.graph)
-    for node in list(draft.graph):
-        for inner in filter(is_old, _within(node)):
+    for node in draft.graph:
+        for inner in (n for graph in subgraphs(node) for n in graph.all_nodes() if is_old(n)):
             raise ValueError(
                 f"{draft.caller}: {inner.op_type} (node {inner.name!r}) is in a subgraph of {node.op_type} (node "
                 f"{node.name!r}), expected such operators in the main graph alone"
             )
-        if is_old(node):
-            _expand(builder, node, draft.caller)
-        elif any(v.type is None for v in node.outputs) and _is_plain(node):
-            builder.infer_again(node)  # what it reads was not known before
-    draft.graph.sort()  # what was written came last
-
-
-def _within(node: ir.Node) -> Iterator[ir.Node]:
-    for attribute in node.attributes.values():
-        if attribute.type == ir.AttributeType.GRAPH:
-            yield from attribute.value.all_nodes()
-
-
-def _is_plain(node: ir.Node) -> bool:
-    """Whether types are all that its results depend on."""
-    has_graph = any(a.type == ir.AttributeType.GRAPH for a in node.attributes.values())
-    known = all(v is None or isinstance(v.type, ir.TensorType) for v in node.inputs)
-    return known and not has_graph and defs.has(node.op_type, "" if is_standard(node.domain) else node.domain)
-
-
-def _expand(builder: Builder, node: ir.Node, caller: str) -> None:
-    with builder.at_work(str(node.name)):
-        try:
-            results = results_of(builder, node)
-        except ValueError as error:
-            raise ValueError(f"{caller}: {node.op_type} (node {node.name!r}): {error}") from None
-    if results is None:
-        return  # it stays
-    for old, new in zip(node.outputs, results, strict=False):
-        if not old.name or new is None:
-            continue
-        value = new.value
-        if value.producer() is None or value.is_graph_output() or value.name in builder.graph.initializers:
-            value = builder.copy(new).value
-        take_place(value, old)
-    builder.graph.remove(node, safe=True)
+    expand_nodes(draft, WRITERS, is_old)

@@ -1,19 +1,17 @@
 """expands(): the function that writes an operator with others; NOT_THERE: operators without one, and why."""
 
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.graph.broadcast import sum_to_shape
-from onnxgrad.graph.builder import Builder, builder_at_work, op, schema_of
+from onnxgrad.graph.builder import builder_at_work, op, schema_of
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
+from onnxgrad.passes.expand_nodes import Writer
 from onnxgrad.rules.registry import RULES
 
-Writer = Callable[..., Any]
 WRITERS: dict[str, Writer] = {}
 IN_PLACE: dict[str, Mapping[int, int]] = {}  # outputs that onnxruntime-training writes where an input is
 
@@ -35,7 +33,7 @@ NOT_THERE = {
 def expands(*names: str, in_place: Mapping[int, int] | None = None) -> Callable[[Writer], Writer]:
     """Registers a function as the writer of operators; `in_place` names outputs, and inputs that they take over.
 
-    A parameter `node` gets the node itself. A function that returns None leaves the node as it is.
+    What a function gets and gives, expand_nodes.py says.
     """
 
     def register(function: Writer) -> Writer:
@@ -44,45 +42,6 @@ def expands(*names: str, in_place: Mapping[int, int] | None = None) -> Callable[
         return function
 
     return register
-
-
-def results_of(builder: Builder, node: ir.Node) -> list[Tensor | None] | None:
-    """What a node's writer gives for its outputs."""
-    function = WRITERS[node.op_type]
-    parameters = list(inspect.signature(function).parameters.values())
-    inputs = [None if v is None else builder.tensor(v) for v in node.inputs]
-    _expect_inputs(parameters, inputs)
-    made = function(*inputs, **_settings(parameters, node))
-    return None if made is None else [made] if isinstance(made, Tensor) else list(made)
-
-
-def _expect_inputs(parameters: list[inspect.Parameter], inputs: list[Tensor | None]) -> None:
-    named = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
-    for k, parameter in enumerate(named):
-        if parameter.default is parameter.empty and (k >= len(inputs) or inputs[k] is None):
-            raise ValueError(f"the input {parameter.name} is missing")
-    if len(inputs) > len(named) and not any(p.kind is p.VAR_POSITIONAL for p in parameters):
-        raise ValueError(f"it has {len(inputs)} inputs, expected at most {len(named)}")
-
-
-def _settings(parameters: list[inspect.Parameter], node: ir.Node) -> dict[str, Any]:
-    """The attributes that a writer takes: those after `*`, or all of them."""
-    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    keywords = {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY}
-    found: dict[str, Any] = {  # attributes hold float32, and defaults do not
-        n: float(np.float32(p.default)) for n, p in keywords.items() if isinstance(p.default, float)
-    }
-    found |= {
-        name: list(a.value) if isinstance(a.value, tuple) else a.value
-        for name, a in node.attributes.items()
-        if takes_all or name in keywords
-    }
-    if "node" in keywords:
-        found["node"] = node
-    missing = next((n for n, p in keywords.items() if n not in found and p.default is p.empty), None)
-    if missing is not None:
-        raise ValueError(f"the attribute {missing} is missing")
-    return found
 
 
 def gradients(forward: Tensor, g: Tensor, *wanted: str) -> list[Tensor]:
