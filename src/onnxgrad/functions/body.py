@@ -88,6 +88,10 @@ class Body:
         kind = TensorProto.INT64 if whole else TensorProto.DOUBLE if isinstance(value, float) else TensorProto.FLOAT
         return self.node("CastLike", self._constant(kind, [], (value,)), typed)
 
+    def numbers(self, values: Sequence[float], typed: Value) -> Value:
+        """A vector of the type of `typed`."""
+        return self.node("CastLike", self._constant(TensorProto.DOUBLE, [len(values)], tuple(values)), typed)
+
     def fill(self, value: float, shape: Operand, typed: Value) -> Value:
         """A tensor of that shape and of the type of `typed`, the value everywhere."""
         return self.node("Expand", self.like(value, typed), shape)

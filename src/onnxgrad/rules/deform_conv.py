@@ -4,12 +4,16 @@ import functools
 
 import numpy as np
 
+from onnxgrad.functions.grid_sample import How, Samples
 from onnxgrad.graph.cast import in_type, wide_type
+from onnxgrad.graph.function_body import GraphBody
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.rules import op, vjp
-from onnxgrad.rules.grid_sample import Samples, image_at, of_image, of_places, samples
 from onnxgrad.rules.shape import reshaped_like
+
+GRID_SAMPLE = 20  # the opset since which onnxruntime has it in float64, too
+READS = How(align_corners=0, mode="linear", normalized=0, padding_mode="zeros")
 
 
 class Columns:
@@ -32,12 +36,16 @@ class Columns:
     def shaped(x: Tensor, *dims: Tensor | list[int]) -> Tensor:
         return op.Reshape(x, op.Concat(*dims, axis=0), allowzero=1)
 
+    def wide(self, x: Tensor) -> Tensor:
+        """In the type that places are computed in."""
+        return in_type(x, wide_type(self.n.X, self.n.offset))
+
     @functools.cached_property
-    def samples(self) -> Samples:
+    def places(self) -> Tensor:
+        """Where each element of the kernel reads, for each place of the output, in elements of X."""
         n = self.n
         images, size = op.Shape(self.X, end=1), op.Shape(n.offset, start=2)
-        offset = in_type(n.offset, wide_type(n.offset))
-        moved = self.shaped(offset, images, [self.elements, 2], size)
+        moved = self.shaped(self.wide(n.offset), images, [self.elements, 2], size)
         places = []
         for axis, within in enumerate(np.indices(self.kernel).reshape(2, -1)):
             (step, begin, apart) = (
@@ -47,11 +55,24 @@ class Columns:
             base = op.Unsqueeze(starts, [0, 2 - axis]) + (within * apart - begin)[:, None, None]
             at = op.Gather(moved, axis, axis=2) + op.Cast(base, to=moved.dtype)
             places.append(self.shaped(at, images, [self.elements], self.area, [1]))
-        return samples(self.X, op.Concat(places[1], places[0], axis=-1))
+        return op.Concat(places[1], places[0], axis=-1)
 
     @functools.cached_property
     def read(self) -> Tensor:
-        return image_at(self.samples)
+        X, builder = self.wide(self.X), self.n.builder
+        if builder.opsets[""] >= GRID_SAMPLE:
+            sizes = op.Cast(op.Gather(op.Shape(X), [3, 2]), to=X.dtype)
+            read = op.GridSample(X, (self.places * 2 + 1) / sizes - 1, mode="linear")
+        else:
+            read = Samples(GraphBody(builder), X, self.places, 2, READS).image()  # type: ignore[arg-type]
+        return in_type(read, self.n.X.dtype)
+
+    @functools.cached_property
+    def gradients(self) -> tuple[Tensor, Tensor]:
+        """Of what is read of X, and of the places."""
+        given = self.wide(self.read_grad), self.wide(self.X), self.places
+        dX, dplaces = op.GridSampleGrad(*given, outputs=2, **READS._asdict())
+        return dX, dplaces
 
     @functools.cached_property
     def mask(self) -> Tensor | None:
@@ -70,7 +91,7 @@ class Columns:
         return self.masked_grad if self.mask is None else self.masked_grad * self.mask
 
     def of_image(self) -> Tensor:
-        return reshaped_like(of_image(self.read_grad, self.X, self.samples), self.n.X)
+        return reshaped_like(in_type(self.gradients[0], self.n.X.dtype), self.n.X)
 
     def of_kernel(self) -> Tensor:
         masked = self.read if self.mask is None else self.read * self.mask
@@ -79,7 +100,7 @@ class Columns:
         return reshaped_like(op.ReduceSum(each, [0], keepdims=0), self.n.W)
 
     def of_offset(self) -> Tensor:
-        found = op.Gather(of_places(self.read_grad, self.samples), [1, 0], axis=-1)
+        found = op.Gather(self.gradients[1], [1, 0], axis=-1)
         return reshaped_like(in_type(op.Transpose(found, perm=[0, 1, 3, 2]), self.n.offset.dtype), self.n.offset)
 
     def of_mask(self) -> Tensor:

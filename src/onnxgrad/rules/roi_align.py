@@ -11,9 +11,20 @@ from onnxgrad.graph.cast import in_type, wide_type
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.rules import nondiff, op, vjp
-from onnxgrad.rules.grid_sample import rows_of, summed_rows
 
 ROWS, COLUMNS = [2, 4], [1, 3]  # axes, in [regions, bins, bins, reads, reads], that the other direction has to itself
+
+
+def _rows_of(X: Tensor) -> Tensor:
+    """An image as a matrix, with the channels of each element in a row."""
+    return op.Reshape(op.Transpose(X, perm=[0, 2, 3, 1]), op.Concat([-1], op.Shape(X, start=1, end=2), axis=0))
+
+
+def _summed_rows(g: Tensor, rows: Tensor, numbers: Tensor, X: Tensor) -> Tensor:
+    """The gradient of an image whose rows were read by their numbers."""
+    shape = op.Gather(op.Shape(X), [0, 2, 3, 1])
+    summed = op.Reshape(op.GatherGrad(op.Shape(rows), numbers, g), shape, allowzero=1)
+    return op.Transpose(summed, perm=[0, 3, 1, 2])
 
 
 class Reads(NamedTuple):
@@ -78,7 +89,7 @@ class Bins:
     """What the gradients share, [regions, bins, bins, reads, reads], and channels at the end."""
 
     def __init__(self, g: Tensor, n: NodeView) -> None:
-        self.n, self.rows = n, rows_of(n.X)
+        self.n, self.rows = n, _rows_of(n.X)
         self.down, self.across = _reads(n, 0), _reads(n, 1)
         image = op.Unsqueeze(in_type(n.batch_indices, self.down.at.dtype), [1, 2, 3, 4])
         height, width = (op.Shape(n.X, start=k, end=k + 1) for k in (2, 3))
@@ -102,7 +113,7 @@ class Bins:
         return largest / op.ReduceSum(largest, [3, 4])
 
     def of_image(self) -> Tensor:
-        return summed_rows(self.weights * self.g, self.rows, self.numbers, self.n.X)
+        return _summed_rows(self.weights * self.g, self.rows, self.numbers, self.n.X)
 
     def of_regions(self) -> Tensor:
         n = self.n
