@@ -1,7 +1,10 @@
 """RoiAlign: both modes, fixed and adaptive numbers of places, regions that leave the image or have no extent."""
 
+import math
+
 import numpy as np
 import pytest
+from onnx.reference.op_run import OpRun
 from tests.gradients import check_rule, evaluate, model_of_node
 
 import onnxgrad
@@ -63,3 +66,37 @@ def test_float16():
     for half, wide in zip(*found, strict=True):
         assert half.dtype == np.float16
         np.testing.assert_allclose(half, wide, rtol=1e-2, atol=1e-2)
+
+
+class MaxRoiPool(OpRun):
+    """The largest element of each bin; onnx.reference has none."""
+
+    op_domain = ""
+
+    def _run(self, X, rois, pooled_shape=None, spatial_scale=1.0):
+        Y = np.zeros((len(rois), X.shape[1], *pooled_shape), X.dtype)
+        for r, roi in enumerate(rois):
+            left, top, right, bottom = (math.floor(x * spatial_scale + 0.5) for x in roi[1:])
+            for at in np.ndindex(*pooled_shape):
+                edges = []
+                for k, (start, end) in enumerate([(top, bottom), (left, right)]):
+                    step, length = max(end - start + 1, 1) / pooled_shape[k], X.shape[2 + k]
+                    edges += [math.floor(at[k] * step) + start, math.ceil((at[k] + 1) * step) + start]
+                    edges[-2:] = np.clip(edges[-2:], 0, length)
+                part = X[int(roi[0]), :, edges[0] : edges[1], edges[2] : edges[3]]
+                Y[r, :, *at] = part.max((1, 2)) if part.size else 0
+        return (Y,)
+
+
+@pytest.mark.parametrize(("pooled_shape", "spatial_scale"), [((2, 3), 1.0), ((3, 2), 0.5)])
+def test_max_roi_pool(pooled_shape, spatial_scale):
+    """Regions of whole elements, of which some leave the image, or have no more than one."""
+    rois = np.array([[0, 0, 0, 7, 7], [1, 1.4, 2.6, 6.2, 7], [1, 5, 5, 30, 20], [0, 3, 3, 3, 3], [0, -4, 1, 2, 3]])
+    how = {"attributes": {"pooled_shape": pooled_shape, "spatial_scale": spatial_scale}}
+    for static in (True, False):
+        model, feeds = model_of_node("MaxRoiPool", [X, rois], dtype=np.float32, static=static, **how)
+        session = onnxgrad.session(onnxgrad.gradient(model, "in_0"))
+        seed = np.ones((5, 3, *pooled_shape), np.float32)
+        Y, _ = session.run(None, {**feeds, "out_0_grad": seed})
+        np.testing.assert_array_equal(Y, MaxRoiPool.eval(*feeds.values(), **how["attributes"]))
+        assert onnxgrad.check_gradient(model, feeds, "in_0", new_ops=[MaxRoiPool]).worst < 2e-6

@@ -11,7 +11,7 @@ NARROW = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 NAMES_A_TYPE = {"Cast": "to", "EyeLike": "dtype", "RandomNormal": "dtype", "RandomUniform": "dtype",
                 "RandomNormalLike": "dtype", "RandomUniformLike": "dtype", "Bernoulli": "dtype",
                 "SequenceEmpty": "dtype", "GroupNormalization": "stash_type",
-                "Attention": "softmax_precision"}  # fmt: skip
+                "Attention": "softmax_precision", "FlexAttention": "softmax_precision"}  # fmt: skip
 
 
 def in_float64(model: ModelProto) -> ModelProto:

@@ -142,6 +142,17 @@ class Builder:
                 value.name = self._fresh(f"{self.scope}/{value.name}", self._names)
         return Builder(copy, self)
 
+    def inline(self, graph: ir.Graph, arguments: Sequence[Tensor] = ()) -> list[Tensor]:
+        """Writes the nodes of a subgraph, given what its inputs are; its outputs."""
+        copy = self.copy_of_subgraph(graph).graph
+        for parameter, argument in zip(copy.inputs, arguments, strict=True):
+            parameter.replace_all_uses_with(argument.value, replace_graph_outputs=True)
+        results, nodes = list(copy.outputs), list(copy)
+        copy.outputs.clear()
+        copy.remove(nodes)
+        self.graph.extend(nodes)
+        return [self.tensor(v) for v in results]
+
     def binary(self, op_type: str, a: Any, b: Any) -> Tensor:
         """An operator of two inputs; what changes nothing is left out."""
         if op_type == "Mul" and (_is_number(a, 1) or _is_number(b, 1)):
@@ -277,18 +288,26 @@ class Builder:
     def fold(
         self, op_type: str, domain: str, values: list[ir.Value | None], attributes: Any, outputs: int
     ) -> tuple[Tensor, ...] | None:
-        """The result of a node whose inputs are constant, or of Shape where the shape is known."""
+        """The result of a node whose inputs are constant, or of Shape and Size where the shape is known."""
         if op_type == "Shape" and values[0] is not None:
             shape = self.tensor(values[0]).shape
             start, end = (attributes[k].as_int() if k in attributes else None for k in ("start", "end"))
             part = (None,) if shape is None else shape[start:end]
             known = all(isinstance(d, int) for d in part)
             return (self.constant(part, ir.DataType.INT64),) if known else None
+        if (
+            op_type == "Size"
+            and values[0] is not None
+            and (known_shape := self.tensor(values[0]).static_shape) is not None
+        ):
+            return (self.constant(math.prod(known_shape), ir.DataType.INT64),)
         if op_type not in FOLDED or not (is_standard(domain) or operator_of(domain, op_type)):
             return None
         arrays = [None if v is None else self._shape_numbers(v) for v in values]
         if not values or any(a is None and v is not None for a, v in zip(arrays, values, strict=True)):
             return None
+        if op_type == "Range":  # vectors of one element are taken for scalars
+            arrays = [None if a is None else a.reshape(()) for a in arrays]
         if (size := size_of_result(op_type, arrays)) is not None and size > MOST_READ:
             return None
         node = ir.Node(domain, op_type, values, [*attributes.values()], num_outputs=outputs)
@@ -441,7 +460,7 @@ def size_of_result(op_type: str, inputs: Sequence[Any]) -> int | None:
     if op_type in ("ConstantOfShape", "Expand"):
         return math.prod(int(d) for d in inputs[-1])
     if op_type == "Range":
-        start, limit, delta = (int(a) for a in inputs)
+        start, limit, delta = (int(a.item()) for a in inputs)
         return max(0, (limit - start) // delta) if delta else None
     return None
 

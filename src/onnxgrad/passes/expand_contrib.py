@@ -463,7 +463,6 @@ def _group_query_attention(
     if past_key is not None and past_value is not None:
         total = op.Max(total, _size(past_key, 2))
         k, v = (_appended(past, x, first, total) for past, x in ((past_key, k), (past_value, v)))
-    shared = num_heads // kv_num_heads
     seen = op.Unsqueeze(_counted(_size(k, 2)), [0, 1])  # [1, 1, keys]
     keep = seen < _column(ends)
     if causal:
@@ -474,15 +473,18 @@ def _group_query_attention(
     added.append(_mask(op.Unsqueeze(keep, [1]), query.dtype))
     sink = builder_at_work().constant(0, query.dtype) if smooth_softmax > 0 else None
     sink = sink if head_sink is None else op.Reshape(head_sink, [1, num_heads, 1, 1])
-    mixed = _attended(q, _repeated(k, shared), _repeated(v, shared), scale, added, softcap, sink)
+    every_k, every_v = (repeated_heads(x, num_heads // kv_num_heads) for x in (k, v))
+    mixed = _attended(q, every_k, every_v, scale, added, softcap, sink)
     return [_joined_heads(mixed), k, v]
 
 
-def _repeated(x: Tensor, times: int) -> Tensor:
-    """Every head as often as queries have it."""
-    if times == 1:
+def repeated_heads(x: Tensor, times: int | Tensor) -> Tensor:
+    """Every head of keys or values as often as queries have it; a number, or a vector of one."""
+    if times == 1 or (isinstance(times, Tensor) and times.constant == 1):
         return x
-    shape = op.Concat(_size(x, 0), _size(x, 1), [times], op.Shape(x, start=2), axis=0)
+    shape = op.Concat(
+        _size(x, 0), _size(x, 1), [times] if isinstance(times, int) else times, op.Shape(x, start=2), axis=0
+    )
     joined = op.Concat(_size(x, 0), [-1], op.Shape(x, start=2), axis=0)
     return op.Reshape(op.Expand(op.Unsqueeze(x, [2]), shape), joined)
 

@@ -1,4 +1,4 @@
-"""fold_shapes(): what a model computes about shapes, computed beforehand where it is constant."""
+"""fold_shapes(): what a model computes about shapes, computed beforehand where it is constant; Ifs that it decides."""
 
 import itertools
 
@@ -6,6 +6,7 @@ import onnx_ir as ir
 
 from onnxgrad.domains import is_standard
 from onnxgrad.graph.builder import FOLDED, Builder
+from onnxgrad.graph.replace import take_place
 from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.infer import infer
 
@@ -13,9 +14,10 @@ from onnxgrad.passes.infer import infer
 def fold_shapes(draft: Draft) -> None:
     """Puts constants in the place of nodes whose inputs are constant integers.
 
-    Exporters write axes, pads and shapes as long computations, which neither shape inference nor rules look through.
+    Exporters write axes, pads and shapes as long computations, which neither shape inference nor rules look through. Of
+    an If whose condition is among them, one branch is left.
     """
-    while _fold_once(draft.graph):
+    while _fold_once(draft.graph) | _choose_branches(draft.graph):
         infer(draft)  # what is known by now may make more of them constant
 
 
@@ -33,12 +35,40 @@ def _fold_once(graph: ir.Graph) -> bool:
             results = builder.fold(node.op_type, "", list(node.inputs), node.attributes, len(node.outputs))
         if results is None:
             continue
-        added = [*itertools.takewhile(lambda n: n is not last, reversed(graph))][::-1]  # noqa: B023 (used at once)
-        if added:
-            graph.remove(added)
-            graph.insert_before(node, added)
+        _move_before(node, last)
         for old, new in zip(node.outputs, results, strict=True):
             old.replace_all_uses_with(new.value)
         graph.remove(node, safe=True)
         folded = True
     return folded
+
+
+def _choose_branches(graph: ir.Graph) -> bool:
+    """Whether there were any whose condition is known."""
+    builder = Builder(graph)
+    chosen = False
+    for node in list(graph):
+        if node.op_type != "If" or not is_standard(node.domain) or node.inputs[0] is None:
+            continue
+        condition = builder.constant_of(node.inputs[0])
+        if condition is None:
+            continue
+        last = graph[-1]
+        with builder.at_work(str(node.name)):
+            branch = node.attributes["then_branch" if condition.item() else "else_branch"].as_graph()
+            for old, new in zip(node.outputs, builder.inline(branch), strict=True):
+                take_place(builder.copy(new).value, old)
+        _move_before(node, last)
+        graph.remove(node, safe=True)
+        chosen = True
+    return chosen
+
+
+def _move_before(node: ir.Node, last: ir.Node) -> None:
+    """What was written after `last` takes its place before the node."""
+    graph = node.graph
+    assert graph is not None
+    added = [*itertools.takewhile(lambda n: n is not last, reversed(graph))][::-1]
+    if added:
+        graph.remove(added)
+        graph.insert_before(node, added)

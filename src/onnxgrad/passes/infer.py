@@ -77,12 +77,14 @@ def infer_shapes(model: onnx.ModelProto, **options: Any) -> onnx.ModelProto:
 
 
 def _declare_ranks(graph: onnx.GraphProto) -> bool:
-    """Gives results of Reshape and the like dimensions, unknown but named; whether there were such results."""
+    """Gives results of Reshape, Squeeze and the like dimensions that are named; whether there were such results."""
     types = {v.name: v.type.tensor_type for v in (*graph.input, *graph.output, *graph.value_info)}
     lengths = {name: _length(kind) for name, kind in types.items()}
     lengths |= {t.name: t.dims[0] for t in graph.initializer if len(t.dims) == 1}
     changed = False
     for node in graph.node:
+        if node.op_type == "Squeeze" and is_standard(node.domain) and len(node.input) == 1:
+            changed |= _declare_squeezed(graph, node, types)
         at = SHAPED_BY.get(node.op_type)
         if at is None or not is_standard(node.domain) or len(node.input) <= at:
             continue
@@ -104,6 +106,20 @@ def _declare_ranks(graph: onnx.GraphProto) -> bool:
             kind.shape.dim.add(dim_param=f"{name}_dim_{k}")
         types[name], changed = kind, True
     return changed
+
+
+def _declare_squeezed(graph: onnx.GraphProto, node: onnx.NodeProto, types: dict[str, Any]) -> bool:
+    """Of what is squeezed without axes: a dimension that is not known is one that its author did not mean."""
+    source, kind = types.get(node.input[0]), types.get(node.output[0])
+    if source is None or not source.HasField("shape") or (kind is not None and kind.HasField("shape")):
+        return False
+    if kind is None:
+        kind = graph.value_info.add(name=node.output[0]).type.tensor_type
+        kind.elem_type = source.elem_type
+    kind.shape.SetInParent()
+    kind.shape.dim.extend(d for d in source.shape.dim if d.dim_value != 1)
+    types[node.output[0]] = kind
+    return True
 
 
 def _length(kind: Any) -> int | None:

@@ -14,6 +14,7 @@ from onnxgrad.passes.draft import Draft, Pass
 from onnxgrad.passes.expand import expand
 from onnxgrad.passes.expand_contrib import expand_contrib
 from onnxgrad.passes.expand_ml import drop_zip_maps, expand_ml
+from onnxgrad.passes.expand_preview import expand_preview
 from onnxgrad.passes.expand_sequence_map import expand_sequence_map
 from onnxgrad.passes.expand_training import adopt_strays, expand_before_gradient
 from onnxgrad.passes.find_parameters import find_parameters
@@ -235,6 +236,7 @@ PREPARE: list[Pass] = [
     expand_ml,
     expand_before_gradient,
     expand_contrib,
+    expand_preview,
     find_parameters,
     infer,
     expand_sequence_map,

@@ -1,11 +1,13 @@
 """RoiAlign: pools what it reads at places between elements, a few of them in each bin of each region of an image.
 
 Rows and columns are chosen apart from each other: along each axis, a bin has indices and weights, two for every place.
+MaxRoiPool is its ancestor: it takes the largest of whole elements.
 """
 
 from typing import NamedTuple
 
 import numpy as np
+import onnx_ir as ir
 
 from onnxgrad.graph.cast import in_type, wide_type
 from onnxgrad.graph.node import NodeView
@@ -85,19 +87,40 @@ def _reads(n: NodeView, axis: int) -> Reads:
     )
 
 
+def _whole_reads(n: NodeView, axis: int) -> Reads:
+    """Those of MaxRoiPool, whose regions and bins begin and end with elements."""
+    start, end = (
+        op.Floor(op.Unsqueeze(op.Gather(n.rois, k, axis=1), [1]) * n.spatial_scale + 0.5) for k in (2 - axis, 4 - axis)
+    )
+    bins = n.pooled_shape[axis]
+    step = op.Max(end - start + 1, 1) / bins
+    length = op.Cast(op.Shape(n.X, start=2 + axis, end=3 + axis), to=n.rois.dtype)
+    first, last = (
+        op.Min(op.Max(edge + start, 0), length)
+        for edge in (op.Floor(step * np.arange(bins)), op.Ceil(step * np.arange(1, bins + 1)))
+    )  # [regions, bins]
+    most = op.ReduceMax(op.Concat([1.0], op.Reshape(last - first, [-1]), axis=0), keepdims=0)
+    constant = n.builder.constant
+    at = op.Unsqueeze(first, [2]) + op.Range(constant(0, n.rois.dtype), most, constant(1, n.rois.dtype))
+    exist = at < op.Unsqueeze(last, [2])
+    counted = op.Cast(exist, to=n.rois.dtype)
+    fixed = op.Mul(counted, 0)  # a region that moves by less than an element changes nothing
+    return Reads(op.Cast(op.Min(at, length - 1), to=ir.DataType.INT64), counted, fixed, fixed, exist)
+
+
 class Bins:
     """What the gradients share, [regions, bins, bins, reads, reads], and channels at the end."""
 
-    def __init__(self, g: Tensor, n: NodeView) -> None:
+    def __init__(self, g: Tensor, n: NodeView, down: Reads, across: Reads, images: Tensor, mode: str) -> None:
         self.n, self.rows = n, _rows_of(n.X)
-        self.down, self.across = _reads(n, 0), _reads(n, 1)
-        image = op.Unsqueeze(in_type(n.batch_indices, self.down.at.dtype), [1, 2, 3, 4])
+        self.down, self.across = down, across
+        image = op.Unsqueeze(in_type(images, self.down.at.dtype), [1, 2, 3, 4])
         height, width = (op.Shape(n.X, start=k, end=k + 1) for k in (2, 3))
         self.numbers = (image * height + self.outer(self.down.at, 0)) * width + self.outer(self.across.at, 1)
         weights = self.outer(self.down.weights, 0) * self.outer(self.across.weights, 1)
         self.weights = op.Unsqueeze(in_type(weights, g.dtype), [-1])
         self.g = op.Unsqueeze(op.Transpose(g, perm=[0, 2, 3, 1]), [3, 4])
-        if n.mode == "max":
+        if mode == "max":
             self.g = self.g * self.shares()
 
     @staticmethod
@@ -131,10 +154,20 @@ class Bins:
         return in_type(op.Concat(*sums, axis=1) * n.spatial_scale, n.rois.dtype)
 
 
+def _align(g: Tensor, n: NodeView) -> Bins:
+    return Bins(g, n, _reads(n, 0), _reads(n, 1), n.batch_indices, n.mode)
+
+
+def _pool(g: Tensor, n: NodeView) -> Tensor:
+    images = op.Gather(n.rois, 0, axis=1)
+    return Bins(g, n, _whole_reads(n, 0), _whole_reads(n, 1), images, "max").of_image()
+
+
 vjp(
     "RoiAlign",
     doc="With max, where several tie, each gets an equal share. torchvision has no gradient of the regions.",
-    X=lambda g, n: Bins(g, n).of_image(),
-    rois=lambda g, n: Bins(g, n).of_regions(),
+    X=lambda g, n: _align(g, n).of_image(),
+    rois=lambda g, n: _align(g, n).of_regions(),
     batch_indices=nondiff,
 )
+vjp("MaxRoiPool", doc="Where several tie, each gets an equal share.", X=_pool, rois=nondiff)
