@@ -14,7 +14,7 @@ from tests.checks import same_bits
 from torch import Tensor, nn
 from torch.nn import functional
 
-from onnxgrad.passes import use_amx_matmul as products
+from onnxgrad.passes import use_permuted_matmul as products
 from onnxgrad.train import losses, optim
 from onnxgrad.train.trainer import Trainer
 

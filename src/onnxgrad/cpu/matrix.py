@@ -7,8 +7,9 @@ import numpy as np
 
 from onnxgrad.cpu.core.convert import narrow, widen
 from onnxgrad.cpu.core.matmul.amx import has_amx
+from onnxgrad.cpu.core.matmul.bf16_matmul import matmul_of_bf16
 from onnxgrad.cpu.core.matmul.matmul import matmul_by_amx, matmul_by_vectors
-from onnxgrad.cpu.core.matmul.microkernel import gemm_address
+from onnxgrad.cpu.core.matmul.microkernel import gemm_address, gemm_of_pairs_address
 from onnxgrad.cpu.core.recurrent.arguments import input_of, working_copy
 from onnxgrad.cpu.core.threads import get_num_threads, launch
 from onnxgrad.tensor_types import Array
@@ -25,6 +26,7 @@ def permuted_mat_mul(
     permA: Sequence[int] | None,
     permB: Sequence[int] | None,
     permY: Sequence[int] | None,
+    precision: str,
 ) -> None:
     if Y.size == 0:
         return
@@ -35,9 +37,13 @@ def permuted_mat_mul(
         a, b, starts = b, a, np.ascontiguousarray(starts[:, [1, 0, 2]])
         steps, sizes = (b_column, b_k, a_k, a_row, c_column, c_row), (sizes[1], sizes[0], sizes[2])
     work = len(starts) * sizes[0] * sizes[1] * sizes[2] // 16  # counted as bytes that many threads might go over
-    kernel = matmul_by_amx if result.itemsize == 4 and has_amx() else matmul_by_vectors
+    kernel, gemm = matmul_by_vectors, gemm_address(result.dtype)
+    if result.itemsize == 4 and precision == "bfloat16":
+        kernel, gemm = matmul_of_bf16, gemm_of_pairs_address()
+    elif result.itemsize == 4 and has_amx():
+        kernel = matmul_by_amx
     product = (a, b, result, offset, starts, steps, sizes, float(alpha))
-    launch(kernel, *product, get_num_threads(), gemm_address(result.dtype), bytes_touched=work)
+    launch(kernel, *product, get_num_threads(), gemm, bytes_touched=work)
     narrow(result, Y)
 
 

@@ -17,13 +17,17 @@ def permuted_mat_mul(
     permA: Sequence[int] | None,
     permB: Sequence[int] | None,
     permY: Sequence[int] | None,
+    precision: str,
     bad: BadIndex,
 ) -> None:
     """No index can be bad."""
     work = sums_dtype(A.dtype)
-    product = torch.matmul(_permuted(A.to(work), permA), _permuted(B.to(work), permB))
+    a, b = _permuted(A.to(work), permA), _permuted(B.to(work), permB)
     if alpha != 1:
-        product = product * alpha
+        a = a * alpha
+    if precision == "bfloat16" and work == torch.float32:
+        a, b = (x.bfloat16().to(work) for x in (a, b))
+    product = torch.matmul(a, b)
     if bias is not None:
         product = product + bias.to(work)
     Y.copy_(_permuted(product, permY))

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
+from onnx import TensorProto
+
 from onnxgrad.functions.body import Body, Value
 
 
@@ -14,14 +16,22 @@ def permuted_mat_mul(
     permA: Sequence[int] | None,
     permB: Sequence[int] | None,
     permY: Sequence[int] | None,
+    precision: str,
 ) -> list[Value]:
     def transposed(x: Value, perm: Sequence[int] | None) -> Value:
         return x if not perm else o.Transpose(x, perm=list(perm))
 
+    def rounded(x: Value) -> Value:
+        if precision != "bfloat16":
+            return x
+        narrow = o.CastLike(o.Cast(x, to=TensorProto.BFLOAT16), x)
+        return o.Where(o.like(1 + 2**-40, x).equals(1), narrow, x)  # float64 keeps its digits
+
     def compute(work: Callable[[Value], Value]) -> list[Value]:
-        product = o.MatMul(transposed(work(A), permA), transposed(work(B), permB))
+        a, b = transposed(work(A), permA), transposed(work(B), permB)
         if alpha != 1:
-            product = product * alpha
+            a = a * alpha
+        product = o.MatMul(rounded(a), rounded(b))
         return [transposed(product if bias is None else product + work(bias), permY)]
 
     return o.in_work_type(A, compute)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import ml_dtypes
 import numpy as np
 
 from onnxgrad.domains import OWN
@@ -18,7 +19,10 @@ def _shape_rule(
     permA: Sequence[int] | None,
     permB: Sequence[int] | None,
     permY: Sequence[int] | None,
+    precision: str,
 ) -> tuple[Dim, ...] | None:
+    if precision not in ("float32", "bfloat16"):
+        raise ValueError(f"precision is {precision!r}, expected 'float32' or 'bfloat16'")
     if A.dims is None or B.dims is None:
         return None
     a, b = _permuted("A", A.dims, permA), _permuted("B", B.dims, permB)
@@ -67,6 +71,7 @@ def permuted_mat_mul(
     permA: Sequence[int] | None = None,
     permB: Sequence[int] | None = None,
     permY: Sequence[int] | None = None,
+    precision: str = "float32",
 ) -> T:
     """Y = Transpose(alpha · MatMul(Transpose(A, permA), Transpose(B, permB)) + bias, permY), without a transposed copy.
 
@@ -76,9 +81,15 @@ def permuted_mat_mul(
     Training on a CPU multiplies with it if the processor has AMX. There each float32 number is split into three
     bfloat16 numbers (the scheme bf16x6), with results as good as those of float32 at up to twice its speed. Numbers
     below 2⁻¹⁰² lose digits on the way.
+
+    With the `precision` bfloat16, alpha · A and B are rounded to bfloat16 first if they are float32; sums, bias and
+    result stay float32. That is fast on processors with AVX512-BF16.
     """
     work = accumulator(A.dtype)
-    product = work.type(alpha) * np.matmul(_transposed(A.astype(work), permA), _transposed(B.astype(work), permB))
+    a, b = _transposed(A.astype(work), permA) * work.type(alpha), _transposed(B.astype(work), permB)
+    if precision == "bfloat16" and work == np.float32:
+        a, b = (x.astype(ml_dtypes.bfloat16).astype(work) for x in (a, b))
+    product = np.matmul(a, b)
     if bias is not None:
         product = product + bias.astype(work)
     return _transposed(product, permY).astype(A.dtype)

@@ -17,7 +17,7 @@ from onnxgrad.passes.expand_training import expand_training
 from onnxgrad.passes.finish import FOR_SESSIONS, drop_dead
 from onnxgrad.passes.fuse_loss import fuse_losses
 from onnxgrad.passes.prepare import OLD_GRAPH
-from onnxgrad.passes.use_amx_matmul import use_amx_matmul
+from onnxgrad.passes.use_permuted_matmul import use_permuted_matmul
 from onnxgrad.passes.use_depthwise_conv import use_depthwise_conv
 
 BUFFER = "_grad.accumulation.buffer"  # behind the name of a parameter: the input that its gradient is added to
@@ -80,7 +80,7 @@ def _passes(on_cpu: bool, use_amx: bool) -> list[Pass]:
         *OLD_GRAPH,
         expand_training,
         drop_dead,
-        *([use_amx_matmul] if use_amx else []),
+        *([use_permuted_matmul] if use_amx else []),
         *([use_depthwise_conv] if on_cpu else []),
         fuse_losses,
         *FOR_SESSIONS,

@@ -25,9 +25,12 @@ from onnxgrad.passes.save_batch_statistics import save_batch_statistics
 from onnxgrad.passes.sink_transposes import sink_transposes
 from onnxgrad.passes.sync_batch_norm import measure_together
 from onnxgrad.passes.train_mode import SEED, Statistics, to_inference_mode, to_train_mode
-from onnxgrad.passes.use_amx_matmul import use_amx_matmul
+from onnxgrad.passes.use_permuted_matmul import use_permuted_matmul
 from onnxgrad.passes.use_depthwise_conv import use_depthwise_conv
 from onnxgrad.train.losses import Loss, Total, parts_of
+
+
+PRECISIONS = ("float32", "bf16", "fp16")  # that products and convolutions are computed in
 
 
 class Selection(NamedTuple):
@@ -83,18 +86,20 @@ def step_graph(
     group: int | None = None,
     use_amx: bool = False,
     on_cpu: bool = False,
+    precision: str = "float32",
 ) -> StepGraph:
     """Train mode, loss and gradients; `use_amx`: with products for AMX; `on_cpu`: with convolutions of our own.
 
-    With the number of a `group` of ranks, of one rank's slice of a batch. Remarks are added to those of `prepared`.
+    On the CPU, products in the `precision` "bf16" round what they multiply. With the number of a `group` of ranks, of one rank's slice of a batch. Remarks are added to those of `prepared`.
     """
     step = _Step(**vars(prepared), terms=_terms(loss), selection=selection, group=group)
+    rounds_products = on_cpu and precision == "bf16"
     passes: list[Callable[[_Step], Any]] = [
         _keep_predictions,
         *([_add_slice_inputs] if group is not None else []),
         _to_train_mode,
         fuse_gelu,
-        *([sink_transposes] if use_amx else []),
+        *([sink_transposes] if use_amx or rounds_products else []),
         *([_sync_batch_norm] if group is not None else []),
         *([_use_sample_variance] if group is None and _is_of_torch(step) else []),
         drop_dead,
@@ -105,7 +110,8 @@ def step_graph(
         _keep_outputs_of_step,
         drop_dead,
         save_batch_statistics,
-        *([use_amx_matmul] if use_amx else []),
+        *([functools.partial(use_permuted_matmul, precision="bfloat16")] if rounds_products else []),
+        *([use_permuted_matmul] if use_amx else []),
         *([use_depthwise_conv] if on_cpu else []),
         fuse_losses,
         *FOR_SESSIONS,

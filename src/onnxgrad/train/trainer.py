@@ -29,7 +29,7 @@ from onnxgrad.train.distributed.ranks import Ranks, on_every_rank, ranks_of
 from onnxgrad.train.distributed.sharding import BatchSlicer
 from onnxgrad.train.evaluation import Evaluation, Metric
 from onnxgrad.train.fitting import FitOptions, Log, Position, Record, TrainingStoppedError, fit
-from onnxgrad.train.graphs import EvaluationGraph, Selection, evaluation_graph, step_graph
+from onnxgrad.train.graphs import PRECISIONS, EvaluationGraph, Selection, evaluation_graph, step_graph
 from onnxgrad.train.losses import Loss, Total
 from onnxgrad.train.optim import Optimizer
 from onnxgrad.train.schedules import Constant, Schedule
@@ -68,6 +68,7 @@ class Trainer:
         freeze: str | Sequence[str] = (),
         freeze_statistics: bool = False,
         device: str = "cpu",
+        precision: str = "float32",
         schedule: Schedule | None = None,
         clip_norm: float | None = None,
         clip_value: float | None = None,
@@ -78,6 +79,9 @@ class Trainer:
     ) -> None:
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"Trainer: optimizer is a {type(optimizer).__name__}, expected one of onnxgrad.optim")
+        if precision not in PRECISIONS:
+            expected = " or ".join(map(repr, PRECISIONS))
+            raise ValueError(f"Trainer: precision is {precision!r}, expected {expected}")
         if accumulate < 1:
             raise ValueError(f"Trainer: accumulate is {accumulate}, expected at least 1")
         for name, limit in (("clip_norm", clip_norm), ("clip_value", clip_value)):
@@ -106,7 +110,14 @@ class Trainer:
             if self._fixed == 1 or self._slicer is not None:
                 prepared = self._freed(prepared)
             weights = {name: value.const_value for name, value in prepared.graph.initializers.items()}
-            self._how = loss, Selection(trainable, freeze, freeze_statistics), group, use_amx, device == "cpu"
+            self._how = (
+                loss,
+                Selection(trainable, freeze, freeze_statistics),
+                group,
+                use_amx,
+                device == "cpu",
+                precision,
+            )
             evaluated = self._make_graphs(prepared)
             self.remarks: list[str] = prepared.remarks
             self._make_arrays(weights, shard_optimizer)
@@ -120,7 +131,7 @@ class Trainer:
         """Makes the graph of a step, and that of an evaluation."""
         inference = prepared.clone()
         self._step = step_graph(prepared, *self._how)
-        loss, _, _, _, on_cpu = self._how
+        loss, _, _, _, on_cpu, _ = self._how
         return evaluation_graph(inference, loss, self._step, on_cpu)
 
     def _freed(self, prepared: Draft) -> Draft:

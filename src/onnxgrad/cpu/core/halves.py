@@ -85,6 +85,17 @@ def store(typing_context: Any, array: Any, position: Any, value: Any) -> Any:
     return types.void(array, types.int64, types.float32 if _format(array) else array.dtype), generate
 
 
+@machine_code
+def bfloat16_pair(typing_context: Any, first: Any, second: Any) -> Any:
+    """A word of two float32 numbers as bfloat16, rounded to nearest even, the first in its lower half."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
+        low, high = (builder.zext(_round_to_bfloat16(builder, number), INT32) for number in values)
+        return builder.or_(low, builder.shl(high, INT32(16)))
+
+    return types.int32(types.float32, types.float32), generate
+
+
 def _element(context: Any, builder: ir.IRBuilder, array: Any, values: Any) -> Any:
     return builder.gep(context.make_array(array)(context, builder, values[0]).data, [values[1]])
 

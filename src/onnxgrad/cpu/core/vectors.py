@@ -17,6 +17,7 @@ def has_feature(name: str) -> bool:
 
 
 HAS_AVX512, HAS_NEON = has_feature("avx512f"), has_feature("neon")
+HAS_BF16_PRODUCTS = HAS_AVX512 and has_feature("avx512bf16")
 VECTOR_BYTES = 64 if HAS_AVX512 else 32 if has_feature("avx") else 16
 BIT, INT8, INT32, INT64 = (ir.IntType(bits) for bits in (1, 8, 32, 64))
 FIRST_LEVEL, SECOND_LEVEL = 3, 2  # caches that a prefetch fills
@@ -71,6 +72,17 @@ class Vectors:
     def fma(self, a: Any, b: Any, c: Any) -> Any:
         """a · b + c, rounded once."""
         return self.intrinsic(self.type, f"llvm.fma.{self._name}", a, b, c)
+
+    def fma_of_pairs(self, a: Any, b: Any, c: Any) -> Any:
+        """a₀ · b₀ + a₁ · b₁ + c, of lanes that hold two bfloat16 numbers each; what is added first differs by processor."""
+        builder, words = self.builder, ir.VectorType(INT32, self.lanes)
+        pairs = [builder.bitcast(x, words) for x in (a, b)]
+        if HAS_BF16_PRODUCTS:
+            return self.intrinsic(self.type, "llvm.x86.avx512bf16.dpbf16ps.512", c, *pairs)
+        shift, upper = (ir.Constant(words, [bits] * self.lanes) for bits in (16, 0xFFFF0000))
+        second = [builder.bitcast(builder.and_(x, upper), self.type) for x in pairs]
+        first = [builder.bitcast(builder.shl(x, shift), self.type) for x in pairs]
+        return self.fma(*second, self.fma(*first, c))
 
     def splat(self, number: Any) -> Any:
         """The number in every lane."""

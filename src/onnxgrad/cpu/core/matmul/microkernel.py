@@ -60,14 +60,18 @@ class _Tile(NamedTuple):
 
 @machine_code
 def _multiply_tile(typing_context: Any, rows: Any, vectors: Any, tile: Any) -> Any:
-    """c[row, column] (+)= Σ_k a[row, k] · b[k, column] for `rows` rows and the first `columns` of `vectors` vectors."""
-    size = tile.types[0].dtype.bitwidth // 8
+    """c[row, column] (+)= Σ_k a[row, k] · b[k, column] for `rows` rows and the first `columns` of `vectors` vectors.
+
+    a and b are float32 or float64 numbers as c, or words of two bfloat16 numbers that follow each other along k.
+    """
+    size, is_pairs = tile.types[0].dtype.bitwidth // 8, tile.types[0].dtype == types.int32
     height, width = rows.literal_value, vectors.literal_value
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
         fields = cgutils.unpack_tuple(builder, values[2])
         a_base, a_at, row_step, k_step, b_base, b_at, b_soon, k_count, c_base, c_at, c_step, valid, add = fields
         v = Vectors(builder, size)
+        multiply_add = v.fma_of_pairs if is_pairs else v.fma
         soon_base, b_base = v.at(b_base, b_soon, INT8), builder.gep(b_base, [b_at])
         a_rows = [builder.gep(a_base, [builder.add(a_at, builder.mul(row_step, INT64(row)))]) for row in range(height)]
         c_offsets = [
@@ -93,9 +97,9 @@ def _multiply_tile(typing_context: Any, rows: Any, vectors: Any, tile: Any) -> A
         terms = [v.load(v.at(b_base, builder.add(b_now, INT64(position * v.lanes)))) for position in range(width)]
         new_sums = []
         for row in range(height):
-            factor = v.splat(builder.load(builder.gep(a_rows[row], [a_now])))
+            factor = v.splat(builder.bitcast(builder.load(builder.gep(a_rows[row], [a_now])), v.type.element))
             for position in range(width):
-                new_sums.append(v.fma(factor, terms[position], sums[row * width + position]))
+                new_sums.append(multiply_add(factor, terms[position], sums[row * width + position]))
         next_k = builder.add(k, INT64(1))
         k.add_incoming(next_k, loop)
         for total, new in zip(sums, new_sums, strict=True):
@@ -174,19 +178,21 @@ def _multiply(
             row += height
 
 
-def _signature(element: Any) -> Any:
-    pointer, n = types.CPointer(element), types.int64
-    return types.void(pointer, n, n, pointer, n, n, n, pointer, n, n, types.boolean)
-
-
 @functools.cache
-def _compiled_multiply(single: bool) -> Any:
-    return c_function(_signature(types.float32 if single else types.float64))(_multiply)
+def _compiled_multiply(factors: Any, sums: Any) -> Any:
+    pointer, to, n = types.CPointer(factors), types.CPointer(sums), types.int64
+    return c_function(types.void(pointer, n, n, pointer, n, n, n, to, n, n, types.boolean))(_multiply)
 
 
 def gemm_address(dtype: np.dtype[Any]) -> int:
     """The address of the product's C function for float32 or float64; kernels are handed it as `gemm`."""
-    return int(_compiled_multiply(dtype.itemsize == 4).address)
+    kind = types.float32 if dtype.itemsize == 4 else types.float64
+    return int(_compiled_multiply(kind, kind).address)
+
+
+def gemm_of_pairs_address() -> int:
+    """The same for words of two bfloat16 numbers, which are added up in float32."""
+    return int(_compiled_multiply(types.int32, types.float32).address)
 
 
 class Strided(NamedTuple):

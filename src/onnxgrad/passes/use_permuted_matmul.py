@@ -1,4 +1,4 @@
-"""The products of a training step as PermutedMatMul, which AMX computes fast.
+"""The products of a training step as PermutedMatMul, which AMX computes fast, and which can round to bfloat16.
 
 MatMul, Gemm and onnxruntime's FusedMatMul become PermutedMatMul, which takes in the Transposes before and after it,
 factors that are constant numbers, and the Add of a bias.
@@ -56,13 +56,19 @@ class _Operand:
         return _dims(self.value)[self.perm[-1]]
 
 
-def use_amx_matmul(draft: Draft) -> int:
-    """Changes products of float32 numbers whose ranks are known, unless they are known to be small; how many."""
+def use_permuted_matmul(draft: Draft, precision: str = "float32") -> int:
+    """Changes products of float32 numbers whose ranks are known, unless they are known to be small; how many.
+
+    With the `precision` bfloat16 only those with a single matrix on the right are changed: nearly all of the work, in
+    large products, while attention's are many small ones.
+    """
     graph = draft.graph
     builder = Builder(graph)
     products = [n for n in graph if _is_product(n) and _can_be_changed(n)]
+    if precision != "float32":
+        products = [n for n in products if _rank(n.inputs[1]) == 2]
     for node in products:
-        _change(builder, node)
+        _change(builder, node, precision)
     if products:
         drop_dead(draft)
         graph.opset_imports.setdefault(OWN, 1)
@@ -90,7 +96,7 @@ def _can_be_changed(node: ir.Node) -> bool:
     return C is None or bool(_attribute(node, "beta", 1.0) == 1 and _is_bias(C, columns))
 
 
-def _change(builder: Builder, node: ir.Node) -> None:
+def _change(builder: Builder, node: ir.Node, precision: str) -> None:
     A, B, *rest = node.inputs
     assert A is not None and B is not None
     left, right = (
@@ -115,6 +121,8 @@ def _change(builder: Builder, node: ir.Node) -> None:
     ]
     if alpha != 1:
         attributes.append(ir.AttrFloat32("alpha", alpha))
+    if precision != "float32":
+        attributes.append(ir.AttrString("precision", precision))
     inputs = [left.value, right.value, *([] if bias is None else [bias])]
     name = f"{node.name}_permuted" if node.name else None
     product = ir.Node(OWN, "PermutedMatMul", inputs, attributes, num_outputs=1, name=name)
@@ -169,9 +177,9 @@ def _lies_well(perm: list[int]) -> bool:
     return len(perm) - 1 in perm[-2:]
 
 
-def _rank(value: ir.Value) -> int:
+def _rank(value: ir.Value | None) -> int:
     """0 if it is not known, too."""
-    return 0 if value.shape is None else len(value.shape)
+    return 0 if value is None or value.shape is None else len(value.shape)
 
 
 def _dims(value: ir.Value) -> list[Any]:

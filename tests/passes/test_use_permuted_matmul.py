@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import onnxgrad
 from onnxgrad.domains import MICROSOFT
-from onnxgrad.passes import use_amx_matmul as products
+from onnxgrad.passes import use_permuted_matmul as products
 from onnxgrad.passes.draft import Draft
 from onnxgrad.train import devices, losses, optim
 
@@ -43,7 +43,7 @@ def run(model, feeds):
 def changed(model, feeds=None):
     """The nodes of the graph with its products changed, which computes the same."""
     made = ir.from_proto(model)
-    found = products.use_amx_matmul(Draft(made, "test"))
+    found = products.use_permuted_matmul(Draft(made, "test"))
     proto = ir.to_proto(made)
     onnx.checker.check_model(proto)
     if feeds is None:
@@ -212,14 +212,14 @@ def test_axes_that_end_up_neither_rows_nor_columns_are_moved_before():
 def test_small_products_stay(X, W, stays, monkeypatch):
     monkeypatch.setattr(products, "FEWEST", 32)
     made = ir.from_proto(model_of([helper.make_node("MatMul", ["X", "W"], ["Y"])], {"X": X, "W": W}))
-    assert products.use_amx_matmul(Draft(made, "test")) == (0 if stays else 1)
+    assert products.use_permuted_matmul(Draft(made, "test")) == (0 if stays else 1)
 
 
 def test_other_types_stay():
     X, W, Y = (helper.make_tensor_value_info(n, TensorProto.DOUBLE, s) for n, s in DOUBLES.items())
     graph = helper.make_graph([helper.make_node("MatMul", ["X", "W"], ["Y"])], "g", [X, W], [Y])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-    assert products.use_amx_matmul(Draft(ir.from_proto(onnx.shape_inference.infer_shapes(model)), "test")) == 0
+    assert products.use_permuted_matmul(Draft(ir.from_proto(onnx.shape_inference.infer_shapes(model)), "test")) == 0
 
 
 def _curve_by_hand(X, target, weights):
