@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -102,6 +103,12 @@ def test_types(case, dtype):
     check(permuted_mat_mul, *arrays(*CASES[case], dtype=dtype), **CASES[case][2])
 
 
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("case", CASES)
+def test_numbers_rounded_to_bfloat16(case, dtype):
+    check(permuted_mat_mul, *arrays(*CASES[case], dtype=dtype), **CASES[case][2], precision="bfloat16")
+
+
 @settings(max_examples=examples(60), deadline=None)
 @given(data=st.data())
 def test_any_product(data):
@@ -118,6 +125,7 @@ def test_any_product(data):
     B, permB = stored([1 if data.draw(st.booleans()) else n for n in batches] + [depth, columns])
     attributes = {"permA": permA, "permB": permB, "permY": list(data.draw(st.permutations(range(rank))))}
     attributes["alpha"] = data.draw(st.sampled_from([1.0, 0.3]))
+    attributes["precision"] = data.draw(st.sampled_from(["float32", "bfloat16"]))
     check(permuted_mat_mul, *arrays(A, B, attributes, has_bias=data.draw(st.booleans())), **attributes)
 
 
@@ -238,6 +246,7 @@ def test_function():
 def test_refused():
     A, B = np.zeros((2, 3), np.float32), np.zeros((4, 5), np.float32)
     refused = [
+        ("precision is 'fp8', expected 'float32' or 'bfloat16'", (A, B[:3]), {"precision": "fp8"}),
         ("permuted, A has 3 columns and B has 4 rows, expected the same number", (A, B), {}),
         ("A has shape [3], expected at least two dimensions", (A[0], B), {}),
         ("permB is [0, 0], expected the numbers 0 to 1, each of them once", (A, A), {"permB": [0, 0]}),
@@ -256,6 +265,10 @@ def test_refused():
 def expected(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Expected:
     """Every element is one sum of products, times a number, of parts whose roundings are at most one more."""
     precision = PRECISION[result_dtype(op, args, kwargs)]
+    if kwargs.get("precision") == "bfloat16" and args[0].dtype != np.float64:
+        scaled = args[0].astype(np.float32) * np.float32(kwargs.get("alpha", 1.0))
+        args = scaled.astype(ml_dtypes.bfloat16), args[1].astype(ml_dtypes.bfloat16), *args[2:]
+        kwargs = {**kwargs, "alpha": 1.0}
     wide = [in_float64(a) for a in args]
     expected = op.definition(*wide, **kwargs)
     absolute = op.definition(*(None if a is None else np.where(np.isfinite(a), np.abs(a), 0) for a in wide), **kwargs)
@@ -271,6 +284,7 @@ def node_cases() -> Iterator[NodeCase]:
         "rows": ((2, 3, 33), (33, 40), {}),
         "columns": ((70, 35), (70, 20), {"permA": [1, 0]}),
         "heads": ((2, 9, 3, 16), (2, 7, 3, 16), heads),
+        "rounded": ((5, 33), (40, 33), {"permB": [1, 0], "alpha": 0.3, "precision": "bfloat16"}),
         "turned": ((2, 9, 3, 16), (2, 7, 3, 16), {**heads, "permY": [0, 3, 1, 2]}),
     }
     for (name, (A, B, attributes)), dtype, has_bias in itertools.product(layouts.items(), FLOATS, (False, True)):

@@ -79,6 +79,9 @@ class Options:
     accumulate: Annotated[int, option("Batches averaged for one update.", type=AT_LEAST_1, default=1)]
     seed: Annotated[int, option("Of the examples' order, of --val and of Dropout.", type=AT_LEAST_0, default=0)]
     device: Annotated[str, option("Where to compute.", "[cpu|cuda]", type=click.Choice(["cpu", "cuda"]), default="cpu")]
+    precision: Annotated[str, option(
+        "Of products and, on a GPU, convolutions; fp16 is for GPUs.", "[float32|bf16|fp16]",
+        type=click.Choice(["float32", "bf16", "fp16"]), default="float32")]
     shard_optimizer: Annotated[bool, option(
         "Under mpiexec or torchrun: each process keeps a shard of the optimizer's state instead of all of it.")]
     checkpoint: Annotated[Path | None, option("File to resume from; by default beside the output.", "FILE")]

@@ -32,13 +32,15 @@ def permuted_mat_mul(
         return
     a, b, offset, result = widen(A), widen(B), input_of(bias, A.dtype), working_copy(Y, A.dtype)
     starts, steps, sizes = _layout(_axes(A, permA), _axes(B, permB), _axes(Y, _undone(permY)))
-    if steps[5] != 1 and steps[4] == 1 and bias is None:  # the columns stand side by side: transpose all three
+    is_rounded = result.itemsize == 4 and precision == "bfloat16"
+    may_swap = bias is None and not (is_rounded and alpha != 1)  # alpha · A is rounded, and not alpha · B
+    if may_swap and steps[5] != 1 and steps[4] == 1:  # the columns stand side by side: transpose all three
         a_row, a_k, b_k, b_column, c_row, c_column = steps
         a, b, starts = b, a, np.ascontiguousarray(starts[:, [1, 0, 2]])
         steps, sizes = (b_column, b_k, a_k, a_row, c_column, c_row), (sizes[1], sizes[0], sizes[2])
     work = len(starts) * sizes[0] * sizes[1] * sizes[2] // 16  # counted as bytes that many threads might go over
     kernel, gemm = matmul_by_vectors, gemm_address(result.dtype)
-    if result.itemsize == 4 and precision == "bfloat16":
+    if is_rounded:
         kernel, gemm = matmul_of_bf16, gemm_of_pairs_address()
     elif result.itemsize == 4 and has_amx():
         kernel = matmul_by_amx

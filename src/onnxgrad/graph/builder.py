@@ -94,6 +94,10 @@ class Builder:
         domain: str = "",
     ) -> tuple[Tensor, ...]:
         """The outputs of a node: of one that is there already, if it computes the same."""
+        if op_type == "CastLike" and (dtype := inputs[1].dtype) is not None and not attributes:
+            if isinstance(inputs[0], Tensor) and inputs[0].dtype == dtype:
+                return (inputs[0],)
+            op_type, inputs, attributes = "Cast", inputs[:1], {"to": dtype.value}  # which does not wait for the other
         schema = schema_of(op_type, domain, self.opsets)
         values = self._values(schema, inputs)
         given = {k: v for k, v in (attributes or {}).items() if v is not None}

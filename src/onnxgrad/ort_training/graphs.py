@@ -17,8 +17,8 @@ from onnxgrad.passes.expand_training import expand_training
 from onnxgrad.passes.finish import FOR_SESSIONS, drop_dead
 from onnxgrad.passes.fuse_loss import fuse_losses
 from onnxgrad.passes.prepare import OLD_GRAPH
-from onnxgrad.passes.use_permuted_matmul import use_permuted_matmul
 from onnxgrad.passes.use_depthwise_conv import use_depthwise_conv
+from onnxgrad.passes.use_permuted_matmul import use_permuted_matmul
 
 BUFFER = "_grad.accumulation.buffer"  # behind the name of a parameter: the input that its gradient is added to
 OF_GRADIENTS = (BUFFER, "_grad", "_grad.accumulation.out")  # ends of names that are not the user's

@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 from onnxgrad.graph.files import followed, replaced
 from onnxgrad.tensor_types import Array
 from onnxgrad.train.fitting import Position
+from onnxgrad.train.loss_scale import LossScale
 
 KIND, KIND_WITHOUT_CHECKSUMS = "onnxgrad checkpoint 2", "onnxgrad checkpoint 1"
 FACTS = "facts"  # their name among the checksums; those of arrays have a slash
@@ -73,8 +74,12 @@ def _parsed(text: str) -> dict[str, Any]:
 def _checked_facts(facts: dict[str, Any], source: str) -> dict[str, Any]:
     """Raises one sentence unless they are such as a trainer writes."""
     expected: dict[str, Any] = {"steps": int, "batches": int, "seed": int, "waiting": int, "optimizer": str}
-    given = {name: value for name, value in facts.items() if name != "place"}
+    given = {name: value for name, value in facts.items() if name not in ("place", "loss_scale")}
     place = facts.get("place")
+    if "loss_scale" in facts:  # in fp16
+        scale = facts["loss_scale"]
+        expected |= {f"loss_scale/{f.name}": f.type for f in fields(LossScale)}
+        given |= {f"loss_scale/{name}": value for name, value in scale.items()} if isinstance(scale, dict) else {}
     if place is not None:  # within a fit()
         expected |= {f"place/{f.name}": f.type for f in fields(Position)}
         given |= {f"place/{name}": value for name, value in place.items()} if isinstance(place, dict) else {}

@@ -21,6 +21,7 @@ class Device(Protocol):
     name: str
     chunk: int  # elements of a parameter that one task updates
     providers: Sequence[Any]  # of sessions
+    precisions: Sequence[str]
 
     @property
     def has_amx(self) -> bool:
@@ -60,6 +61,7 @@ class Cpu:
     name = "cpu"
     chunk = 1 << 15
     providers: Sequence[Any] = ("CPUExecutionProvider",)
+    precisions: Sequence[str] = ("float32", "bf16")  # processors compute no faster in fp16
 
     @property
     def has_amx(self) -> bool:
@@ -110,6 +112,7 @@ class Cuda:
     name = "cuda"
     chunk = 1 << 12  # as cuda/core/optimizers.py has it
     has_amx = False
+    precisions: Sequence[str] = ("float32", "bf16", "fp16")
 
     def __init__(self, local_rank: int | None = None, caller: str = "Trainer") -> None:
         try:

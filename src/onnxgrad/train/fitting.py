@@ -116,8 +116,10 @@ def _epoch(trainer: "Trainer", options: FitOptions, position: Position, progress
         if trainer.skips(batch):
             progress.say("a batch is left out: it is smaller than those that the model takes")
             continue
-        before = trainer.steps
+        before, skipped = trainer.steps, trainer.skipped
         loss = trainer.step(batch)
+        if trainer.skipped > skipped:
+            progress.say("an update is left out: its gradients are too large for fp16; the loss scale is halved")
         position.batches += 1
         position.total += loss
         position.waiting += 1

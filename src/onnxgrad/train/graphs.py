@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from onnxgrad.autodiff.differentiate import add_gradient, sources, weights_to_inputs
 from onnxgrad.graph.builder import Builder
+from onnxgrad.graph.cast import in_type
 from onnxgrad.graph.suggest import suggestion
 from onnxgrad.passes.append_loss import append_loss, prediction_of
 from onnxgrad.passes.batch_slice import PLACE, WEIGHTS
@@ -20,17 +21,19 @@ from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.finish import FOR_SESSIONS, drop_dead
 from onnxgrad.passes.fuse_gelu import fuse_gelu
 from onnxgrad.passes.fuse_loss import fuse_losses
+from onnxgrad.passes.mix_precision import mix_precision
 from onnxgrad.passes.sample_variance import use_sample_variance
 from onnxgrad.passes.save_batch_statistics import save_batch_statistics
 from onnxgrad.passes.sink_transposes import sink_transposes
 from onnxgrad.passes.sync_batch_norm import measure_together
 from onnxgrad.passes.train_mode import SEED, Statistics, to_inference_mode, to_train_mode
-from onnxgrad.passes.use_permuted_matmul import use_permuted_matmul
 from onnxgrad.passes.use_depthwise_conv import use_depthwise_conv
+from onnxgrad.passes.use_permuted_matmul import use_permuted_matmul
 from onnxgrad.train.losses import Loss, Total, parts_of
 
-
-PRECISIONS = ("float32", "bf16", "fp16")  # that products and convolutions are computed in
+HALF_TYPES = {"bf16": ir.DataType.BFLOAT16, "fp16": ir.DataType.FLOAT16}
+LOSS_SCALE = "loss_scale"  # an input of steps in fp16
+PRECISIONS = ("float32", *HALF_TYPES)  # that products and convolutions are computed in
 
 
 class Selection(NamedTuple):
@@ -52,6 +55,7 @@ class StepGraph(NamedTuple):
     gradients: dict[str, str]  # outputs, by parameter
     statistics: list[Statistics]
     drops: bool  # whether it has an input SEED
+    scales: bool  # whether it has an input LOSS_SCALE
     dtype: ir.DataType  # of the parameters
 
 
@@ -74,6 +78,7 @@ class _Step(Draft):
     place: ir.Value | None = None
     statistics: list[Statistics] = field(default_factory=list)
     loss: str = ""
+    scaled: str = ""  # what is differentiated: the loss, or a multiple of it
     parameters: list[str] = field(default_factory=list)
     dtype: ir.DataType = ir.DataType.FLOAT  # that parameters are trained in
     gradients: dict[str, str] = field(default_factory=dict)
@@ -90,10 +95,14 @@ def step_graph(
 ) -> StepGraph:
     """Train mode, loss and gradients; `use_amx`: with products for AMX; `on_cpu`: with convolutions of our own.
 
-    On the CPU, products in the `precision` "bf16" round what they multiply. With the number of a `group` of ranks, of one rank's slice of a batch. Remarks are added to those of `prepared`.
+    In the `precision` "bf16", products on the CPU round what they multiply; elsewhere, and in "fp16", values have the
+    half type. With the number of a `group` of ranks, it is a step of one rank's slice of a batch. Remarks are added to
+    those of `prepared`.
     """
     step = _Step(**vars(prepared), terms=_terms(loss), selection=selection, group=group)
-    rounds_products = on_cpu and precision == "bf16"
+    rounds_products = on_cpu and precision == "bf16"  # onnxruntime's CPU provider has no kernels for half types
+    mixes = precision in HALF_TYPES and not rounds_products
+    scales = precision == "fp16"
     passes: list[Callable[[_Step], Any]] = [
         _keep_predictions,
         *([_add_slice_inputs] if group is not None else []),
@@ -103,7 +112,9 @@ def step_graph(
         *([_sync_batch_norm] if group is not None else []),
         *([_use_sample_variance] if group is None and _is_of_torch(step) else []),
         drop_dead,
+        *([functools.partial(mix_precision, dtype=HALF_TYPES[precision])] if mixes else []),
         _append_loss,
+        *([_scale_loss] if scales else []),
         _choose_parameters,
         _widen_parameters,
         _add_gradient,
@@ -118,7 +129,7 @@ def step_graph(
     ]
     step.run(passes)
     drops = any(v.name == SEED for v in step.graph.inputs)
-    return StepGraph(step.model, step.loss, step.gradients, step.statistics, drops, step.dtype)
+    return StepGraph(step.model, step.loss, step.gradients, step.statistics, drops, scales, step.dtype)
 
 
 def evaluation_graph(prepared: Draft, loss: Total | str, step: StepGraph, on_cpu: bool = False) -> EvaluationGraph:
@@ -200,7 +211,19 @@ def _append_loss(step: _Step) -> None:
     if not value.is_graph_output():
         value.name = builder.fresh_value_name("loss")
         step.graph.outputs.append(value)
-    step.loss = str(value.name)
+    step.loss = step.scaled = str(value.name)
+
+
+def _scale_loss(step: _Step) -> None:
+    """The loss times an input becomes an output, too, to be differentiated in its place."""
+    builder = Builder(step.graph)
+    factor = ir.Value(name=LOSS_SCALE, shape=ir.Shape([]), type=ir.TensorType(ir.DataType.FLOAT))
+    step.graph.inputs.append(factor)
+    loss = next(v for v in step.graph.outputs if v.name == step.loss)
+    with builder.at_work("loss"):
+        scaled = (builder.tensor(loss) * in_type(builder.tensor(factor), loss.dtype)).value
+    step.graph.outputs.append(scaled)
+    step.scaled = str(scaled.name)
 
 
 def _choose_parameters(step: _Step) -> None:
@@ -250,7 +273,7 @@ def _left_alone(step: _Step) -> list[str]:
 
 
 def _add_gradient(step: _Step) -> None:
-    step.gradients = add_gradient(step, step.parameters, step.loss, parameters_as_inputs=True).outputs
+    step.gradients = add_gradient(step, step.parameters, step.scaled, parameters_as_inputs=True).outputs
 
 
 def _keep_outputs_of_step(step: _Step) -> None:

@@ -29,7 +29,8 @@ from onnxgrad.train.distributed.ranks import Ranks, on_every_rank, ranks_of
 from onnxgrad.train.distributed.sharding import BatchSlicer
 from onnxgrad.train.evaluation import Evaluation, Metric
 from onnxgrad.train.fitting import FitOptions, Log, Position, Record, TrainingStoppedError, fit
-from onnxgrad.train.graphs import PRECISIONS, EvaluationGraph, Selection, evaluation_graph, step_graph
+from onnxgrad.train.graphs import LOSS_SCALE, EvaluationGraph, Selection, evaluation_graph, step_graph
+from onnxgrad.train.loss_scale import LossScale
 from onnxgrad.train.losses import Loss, Total
 from onnxgrad.train.optim import Optimizer
 from onnxgrad.train.schedules import Constant, Schedule
@@ -46,6 +47,11 @@ class Trainer:
     with `freeze_statistics`, one whose weights are not trained. `device` is "cpu" or "cuda", where everything stays on
     the GPU. A schedule multiplies the learning rate. `clip_norm` bounds the norm of the whole gradient, `clip_value`
     each of its numbers; `accumulate` micro-batches are averaged for one update. `seed` decides what Dropout drops.
+
+    With the `precision` "bf16" products are computed in bfloat16, which is faster on GPUs and on processors that have
+    AVX512-BF16; on a GPU, convolutions too. "fp16" is for GPUs: where gradients are too large for float16, an update is
+    left out, `skipped` counts it, and the loss scale is halved. Parameters, the optimizer's state, norms, softmax, sums
+    and losses are float32 in any case, and evaluate() is float32 all through.
 
     With a `communicator`, of mpi4py or a process group of torch.distributed, its processes train together, on a slice
     of every batch each: all are given the same batches, and do what one process alone would do. With `shard_optimizer`
@@ -79,9 +85,6 @@ class Trainer:
     ) -> None:
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"Trainer: optimizer is a {type(optimizer).__name__}, expected one of onnxgrad.optim")
-        if precision not in PRECISIONS:
-            expected = " or ".join(map(repr, PRECISIONS))
-            raise ValueError(f"Trainer: precision is {precision!r}, expected {expected}")
         if accumulate < 1:
             raise ValueError(f"Trainer: accumulate is {accumulate}, expected at least 1")
         for name, limit in (("clip_norm", clip_norm), ("clip_value", clip_value)):
@@ -91,6 +94,12 @@ class Trainer:
             raise ValueError("Trainer: shard_optimizer needs a communicator, whose processes shard the state")
         self.ranks = ranks = ranks_of(communicator)
         self._device = device_of(device, ranks.local_rank() if isinstance(ranks, Ranks) else None)
+        if precision not in self._device.precisions:
+            expected = " or ".join(map(repr, self._device.precisions))
+            raise ValueError(f"Trainer: precision is {precision!r}, expected {expected} on the device {device!r}")
+        self.precision = precision
+        self._scale = LossScale() if precision == "fp16" else None
+        self.skipped = 0  # updates that fp16 gradients were too large for
         self._source = Path(model).absolute() if isinstance(model, (str, Path)) else model
         self.optimizer, self.schedule = optimizer, schedule or Constant()
         self._clip_norm, self._clip_value, self._accumulate = clip_norm, clip_value, accumulate
@@ -213,7 +222,7 @@ class Trainer:
 
     def _facts(self) -> list[tuple[str, Any]]:
         """What has to be the same on all ranks."""
-        names = ("optimizer", "schedule", "seed", "_clip_norm", "_clip_value", "_accumulate")
+        names = ("optimizer", "schedule", "seed", "_clip_norm", "_clip_value", "_accumulate", "precision")
         parameters = [(f"the parameter {p.name!r}", p.shape) for p in self._buffers.slices]
         nodes = [(f"the node {node.name!r}", node.op_type) for node in self._step.model.graph]
         shards = ("shard_optimizer", self._collectives is not None and self._collectives.shards_optimizer)
@@ -251,7 +260,9 @@ class Trainer:
         step, gradients = self._step, self.gradients
         self._seed = np.zeros(1, np.int64)  # of the batch at hand
         changed = {**self.parameters, **self.statistics}
+        self._loss_scale = np.ones((), np.float32)
         inputs = {**changed, **({SEED: self._seed} if step.drops else {})}
+        inputs |= {LOSS_SCALE: self._loss_scale} if step.scales else {}
         if self._slicer is not None:
             given = {WEIGHTS: self._slicer.weights, PLACE: self._slicer.place}
             used = {str(v.name) for v in step.model.graph.inputs}
@@ -285,22 +296,27 @@ class Trainer:
             if self._step.drops:
                 seeds = np.random.SeedSequence([self.seed, self._batches])
                 self._seed[0] = int(seeds.generate_state(1, np.uint64)[0] >> 1)
+            if self._scale is not None:
+                self._loss_scale[...] = self._scale.value
             loss = self._run(batch)
             if not math.isfinite(loss):
                 self._stop(f"the loss is {loss}", batch)
             if self._total is None or self._accumulate_gradients():
                 if self._collectives is not None:
                     self._collectives.reduce_gradients()
-                self._clip(batch)
-                self._state.step(self.schedule(self._state.steps))
-                if self._collectives is not None:
-                    self._collectives.all_gather_parameters()
-                    if self.steps % CHECK_EVERY == 0:
-                        self.expect_no_drift()
+                if self._clip(batch):
+                    self._update()
             for current, following in zip(self.statistics.values(), self._following.values(), strict=True):
                 self._device.copy(current, following)
             self._batches += 1
         return loss
+
+    def _update(self) -> None:
+        self._state.step(self.schedule(self._state.steps))
+        if self._collectives is not None:
+            self._collectives.all_gather_parameters()
+            if self.steps % CHECK_EVERY == 0:
+                self.expect_no_drift()
 
     def _run(self, batch: Mapping[str, Any]) -> float:
         """Loss and gradients of a batch; with other ranks the loss of the batch and the gradients of this slice."""
@@ -344,16 +360,24 @@ class Trainer:
         self._device.run("scale", chunks, grad, 1 / self._accumulate)
         return True
 
-    def _clip(self, batch: Mapping[str, Any]) -> None:
+    def _clip(self, batch: Mapping[str, Any]) -> bool:
+        """Clips the gradient; false if it is too large for fp16, so that this update is left out."""
         chunks, grad = self._state.chunks, self._state.grad
+        if self._scale is not None:
+            self._device.run("scale", chunks, grad, 1 / self._scale.value)
         self._device.run("squares", chunks, grad, self._sums)
         self.gradient_norm = math.sqrt(float(self._state.of_all_chunks(self._sums).sum()))
-        if not math.isfinite(self.gradient_norm):
+        is_finite = math.isfinite(self.gradient_norm)
+        if self._scale is not None and self._scale.update(is_finite) and not is_finite:
+            self.skipped += 1
+            return False
+        if not is_finite:
             self._stop(f"the norm of the gradient is {self.gradient_norm}", batch)
         if self._clip_norm is not None and self.gradient_norm > self._clip_norm:
             self._device.run("scale", chunks, grad, self._clip_norm / (self.gradient_norm + 1e-6))
         if self._clip_value is not None:
             self._device.run("clamp", chunks, grad, self._clip_value)
+        return True
 
     def _stop(self, why: str, batch: Mapping[str, Any]) -> None:
         """Raises, with the cause that comes first: in the batch, in the parameters, or in the gradients."""
@@ -427,6 +451,7 @@ class Trainer:
         facts = {
             "steps": self._state.steps, "batches": self._batches, "seed": self.seed, "waiting": self._waiting,
             "optimizer": self.optimizer.name, "place": None if self._position is None else asdict(self._position),
+            **({} if self._scale is None else {"loss_scale": asdict(self._scale)}),
         }  # fmt: skip
         with self.ranks.together():
             self.ranks.meet()
@@ -448,6 +473,8 @@ class Trainer:
             self._state.steps, self._batches = facts["steps"], facts["batches"]
             self.seed, self._waiting = facts["seed"], facts["waiting"]
             self._position = None if facts["place"] is None else Position(**facts["place"])
+            if self._scale is not None and "loss_scale" in facts:
+                self._scale = LossScale(**facts["loss_scale"])
             if self._collectives is not None:
                 self._collectives.broadcast([self._buffers.data, *self.statistics.values()])
                 for name, array in slots.items():

@@ -74,7 +74,7 @@ class Vectors:
         return self.intrinsic(self.type, f"llvm.fma.{self._name}", a, b, c)
 
     def fma_of_pairs(self, a: Any, b: Any, c: Any) -> Any:
-        """a₀ · b₀ + a₁ · b₁ + c, of lanes that hold two bfloat16 numbers each; what is added first differs by processor."""
+        """a₀ · b₀ + a₁ · b₁ + c, of lanes of two bfloat16 numbers each; which sum comes first differs by processor."""
         builder, words = self.builder, ir.VectorType(INT32, self.lanes)
         pairs = [builder.bitcast(x, words) for x in (a, b)]
         if HAS_BF16_PRODUCTS:

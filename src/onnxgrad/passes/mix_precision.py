@@ -1,0 +1,83 @@
+"""Mixed precision: products and convolutions in a half type, as PyTorch's autocast has them; the rest in float32.
+
+Parameters stay float32 and are cast where they are used, once. Operators that lose nothing by it go on in the half type
+that their inputs come in; norms, softmax, sums, losses and everything else get float32. Gradients follow by themselves,
+each in the type of what it is the gradient of.
+"""
+
+import onnx_ir as ir
+
+from onnxgrad.domains import MICROSOFT, OWN, is_standard
+from onnxgrad.passes.draft import Draft
+
+NARROWED = {"MatMul", "Gemm", "Conv", "ConvTranspose"}
+# Element-wise, with kernels of onnxruntime for both half types on CUDA, or operators that only move numbers.
+FOLLOWING = {
+    "Add", "Sub", "Mul", "Neg", "Relu", "Gelu", "Tanh", "Sigmoid", "HardSigmoid", "HardSwish", "Where",
+    "Concat", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose",
+    "Unsqueeze",
+}  # fmt: skip
+
+
+def mix_precision(draft: Draft, dtype: ir.DataType) -> int:
+    """Brings the nodes of a forward graph that gain by it to `dtype`; how many."""
+    graph = draft.graph
+    twins: dict[ir.Value, ir.Value] = {}  # casts, by what they cast
+    changed: set[ir.Node] = set()
+    narrow: set[ir.Value] = set()  # values that were float32
+
+    def cast(value: ir.Value, to: ir.DataType) -> ir.Value:
+        if value not in twins:
+            node = ir.Node("", "Cast", [value], [ir.AttrInt64("to", to.value)], num_outputs=1)
+            node.name, out = f"{value.name}_to_{to.name.lower()}", node.outputs[0]
+            out.name, out.type, out.shape = f"{value.name}_{to.name.lower()}", ir.TensorType(to), value.shape
+            producer = value.producer()
+            if producer is None:
+                graph.insert_before(graph[0], node)
+            else:
+                graph.insert_after(producer, node)
+            twins[value] = out
+        return twins[value]
+
+    for node in list(graph):
+        if not _changes(node, narrow):
+            continue
+        changed.add(node)
+        for k, value in enumerate(node.inputs):
+            if value is not None and value.dtype == ir.DataType.FLOAT and not _has_statistics(node):
+                node.replace_input_with(k, cast(value, dtype))
+        for value in node.outputs[:1] if _has_statistics(node) else node.outputs:
+            if value.dtype == ir.DataType.FLOAT:
+                value.type = ir.TensorType(dtype)
+                narrow.add(value)
+    for value in narrow:
+        others = [(user, k) for user, k in value.uses() if user not in changed]
+        wide = cast(value, ir.DataType.FLOAT) if others or value.is_graph_output() else value
+        for user, k in others:
+            user.replace_input_with(k, wide)
+        if value.is_graph_output():  # which keeps its type and its name
+            value.name, wide.name = f"{value.name}_{dtype.name.lower()}", value.name
+            graph.outputs[list(graph.outputs).index(value)] = wide
+    return len(changed)
+
+
+def _changes(node: ir.Node, narrow: set[ir.Value]) -> bool:
+    """Whether a node computes in the half type."""
+    if _has_statistics(node):
+        return node.inputs[0] in narrow
+    kind, numbers = node.op_type, [v for v in node.inputs if v is not None and v.dtype == ir.DataType.FLOAT]
+    if (is_standard(node.domain) and kind in NARROWED) or (node.domain, kind) == (MICROSOFT, "FusedMatMul"):
+        return bool(numbers)
+    follows = (is_standard(node.domain) and kind in FOLLOWING) or (node.domain, kind) == (OWN, "SeededDropout")
+    return follows and any(v in narrow for v in node.inputs) and all(map(_is_weight, numbers))
+
+
+def _is_weight(value: ir.Value) -> bool:
+    """Whether it does not depend on the batch, so that it may be cast without a loss."""
+    producer = value.producer()
+    return value.is_initializer() or (producer is not None and producer.op_type == "Constant")
+
+
+def _has_statistics(node: ir.Node) -> bool:
+    """Whether only its first input and output have the half type: statistics and weights are float32."""
+    return is_standard(node.domain) and node.op_type == "BatchNormalization"
