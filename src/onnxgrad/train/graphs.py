@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import onnx_ir as ir
 
 from onnxgrad.autodiff.differentiate import add_gradient, sources, weights_to_inputs
-from onnxgrad.graph.builder import Builder
-from onnxgrad.graph.cast import in_type
+from onnxgrad.graph.builder import Builder, op
 from onnxgrad.graph.suggest import suggestion
 from onnxgrad.passes.append_loss import append_loss, prediction_of
 from onnxgrad.passes.batch_slice import PLACE, WEIGHTS
@@ -221,7 +220,7 @@ def _scale_loss(step: _Step) -> None:
     step.graph.inputs.append(factor)
     loss = next(v for v in step.graph.outputs if v.name == step.loss)
     with builder.at_work("loss"):
-        scaled = (builder.tensor(loss) * in_type(builder.tensor(factor), loss.dtype)).value
+        scaled = (builder.tensor(loss) * op.CastLike(builder.tensor(factor), builder.tensor(loss))).value
     step.graph.outputs.append(scaled)
     step.scaled = str(scaled.name)
 

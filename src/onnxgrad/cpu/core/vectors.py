@@ -80,9 +80,9 @@ class Vectors:
         if HAS_BF16_PRODUCTS:
             return self.intrinsic(self.type, "llvm.x86.avx512bf16.dpbf16ps.512", c, *pairs)
         shift, upper = (ir.Constant(words, [bits] * self.lanes) for bits in (16, 0xFFFF0000))
-        second = [builder.bitcast(builder.and_(x, upper), self.type) for x in pairs]
-        first = [builder.bitcast(builder.shl(x, shift), self.type) for x in pairs]
-        return self.fma(*second, self.fma(*first, c))
+        a0, b0 = (builder.bitcast(builder.shl(x, shift), self.type) for x in pairs)
+        a1, b1 = (builder.bitcast(builder.and_(x, upper), self.type) for x in pairs)
+        return self.fma(a1, b1, self.fma(a0, b0, c))
 
     def splat(self, number: Any) -> Any:
         """The number in every lane."""
