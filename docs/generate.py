@@ -10,11 +10,23 @@ import click
 from reference import api_page
 
 from onnxgrad.cli import specs, train
-from onnxgrad.cli.coverage import BACKENDS, RuleRow, operators, rules, short_types, type_names
+from onnxgrad.cli.coverage import (
+    BACKENDS,
+    MISSING,
+    NOT_THERE,
+    NOTHING,
+    SMOOTH,
+    RuleRow,
+    operators,
+    rules,
+    short_types,
+    standings,
+    type_names,
+)
 from onnxgrad.domains import MICROSOFT
 from onnxgrad.op import Attribute, Op
 from onnxgrad.passes.expand_training import WRITERS
-from onnxgrad.passes.expand_training.registry import NOT_THERE
+from onnxgrad.passes.expand_training.registry import NOT_THERE as NOT_OF_TRAINING
 
 ROOT = Path(__file__).parents[1]
 
@@ -71,10 +83,27 @@ def operators_page() -> str:
 
 RULES_HEAD = """# Rules
 
-Generated from src/onnxgrad/rules by `make docs`. Gradients pass through the operators of the first tables to the inputs
-named. Inputs without a gradient are integers or truth values, or the operator is a step function of them. Operators
-that no gradient passes through come last. `onnxgrad ops --rules` prints the same, and
-[the guide](guide.md#rules-of-your-own) says how to add a rule."""
+Generated from src/onnxgrad/rules by `make docs`. Every operator of ONNX, of opset 7 and later, is in one of three
+places. Gradients pass through the operators of the tables to the inputs named; inputs without a gradient are integers
+or truth values, or the operator is a step function of them. Through others there is nothing to differentiate, and what
+is missing comes last. `onnxgrad ops --rules` prints the same, and [the guide](guide.md#rules-of-your-own) says how to
+add a rule."""
+NOTHING_HEAD = """Their results are integers, truth values, texts or steps, or do not depend on numbers. So it is with
+what is drawn at random: Bernoulli gives 0 or 1, whatever the probability, and passes no gradient to it, as in PyTorch;
+RandomNormalLike and RandomUniformLike read the shape of their input alone. A draw that Mul and Add scale and shift
+passes gradients to what scales and shifts it; a rule of your own can pass them straight through."""
+
+
+def standings_table() -> str:
+    """How many operators of each domain of ONNX stand where."""
+    kinds = [SMOOTH, NOTHING, MISSING]
+    lines = [f"| domain | operators | {' | '.join(kinds)} |", "|---|---:|" + "---:|" * len(kinds)]
+    found = standings()
+    for domain in sorted({domain for domain, _ in found}):
+        stand = [kind for (d, _), kind in found.items() if d == domain]
+        counts = " | ".join(str(stand.count(kind)) for kind in kinds)
+        lines.append(f"| {domain or 'ai.onnx'} | {len(stand)} | {counts} |")
+    return "\n".join(lines)
 
 
 def rule_table(rows: list[RuleRow]) -> str:
@@ -90,11 +119,13 @@ def rules_page() -> str:
     """What gradients pass through, by domain, then what ends them."""
     known = rules()
     through = [r for r in known if r.gradient or r.unwritten]
-    parts = [RULES_HEAD]
+    parts = [RULES_HEAD, standings_table()]
     for domain in sorted({r.domain for r in through}):
         parts += [f"## {domain or 'ONNX'}", rule_table([r for r in through if r.domain == domain])]
     ends = [f"{r.domain}.{r.operator}".lstrip(".") for r in known if r not in through]
-    return "\n\n".join([*parts, "## No gradient", ", ".join(ends) + "."]) + "\n"
+    parts += ["## Nothing to differentiate", NOTHING_HEAD, ", ".join(ends) + ".", "## Missing"]
+    parts += [f"- {domain}.{name}: {why}." for (domain, name), why in NOT_THERE.items()]
+    return "\n\n".join(parts) + "\n"
 
 
 ITS_OPERATORS = ROOT / "tests" / "data" / "ort_training_operators.txt"  # those that stock onnxruntime does not have
@@ -103,14 +134,16 @@ ITS_OPERATORS = ROOT / "tests" / "data" / "ort_training_operators.txt"  # those 
 def training_table() -> str:
     """Which of onnxruntime-training's operators there are, and how."""
     ours = {op.name for op in operators() if op.domain == MICROSOFT}
-    names = sorted({*ITS_OPERATORS.read_text().split(), *WRITERS, *NOT_THERE})
+    names = sorted({*ITS_OPERATORS.read_text().split(), *WRITERS, *NOT_OF_TRAINING})
     kernels = [f"[{name}](operators.md#{name.lower()})" for name in names if name in ours]
     written = [name for name in names if name in WRITERS and name not in ours]
     lines = ["| | operators |", "|---|---|"]
     lines += [f"| with a kernel | {', '.join(kernels)} |", f"| written with others | {', '.join(written)} |"]
     missing = [name for name in names if name not in ours and name not in WRITERS]
-    for reason in dict.fromkeys(NOT_THERE[name] for name in missing):
-        lines.append(f"| not there: {reason} | {', '.join(name for name in missing if NOT_THERE[name] == reason)} |")
+    for reason in dict.fromkeys(NOT_OF_TRAINING[name] for name in missing):
+        lines.append(
+            f"| not there: {reason} | {', '.join(name for name in missing if NOT_OF_TRAINING[name] == reason)} |"
+        )
     return "\n".join(lines)
 
 

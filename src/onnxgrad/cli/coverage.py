@@ -1,7 +1,10 @@
-"""What there is: operators with their kernels and types, and gradient rules, as rows for tables."""
+"""What there is: operators with their kernels and types, gradient rules, and where each operator of ONNX stands."""
 
 from typing import Any, NamedTuple
 
+from onnx import defs
+
+from onnxgrad.domains import MICROSOFT, ML, PREVIEW, PREVIEW_TRAINING
 from onnxgrad.op import OPERATORS, Op
 
 BACKENDS = {"cpu": "CPU", "cuda": "CUDA"}  # folders of kernels, and what users call them
@@ -16,6 +19,49 @@ class RuleRow(NamedTuple):
     none: list[str]  # inputs that have none: integers, comparisons, steps
     unwritten: list[str]  # inputs that have one which is not written
     notes: str
+
+
+SMOOTH, NOTHING, MISSING = "smooth", "nothing to differentiate", "missing"
+# Operators that gradients could pass through and do not, and why.
+NOT_THERE = {
+    (PREVIEW_TRAINING, "Gradient"): "it stands for a gradient that a runtime writes, and none does; "
+    "`onnxgrad.gradient` writes it into the model",
+}
+# Operators that opset 18 does not have: models of older opsets are converted.
+CONVERTED = {"Scatter": "ScatterElements", "Upsample": "Resize"}
+
+
+def standings() -> dict[tuple[str, str], str]:
+    """Where every operator of every domain and opset of ONNX stands: SMOOTH, NOTHING or MISSING."""
+    from onnxgrad.rules import RULES
+
+    written = written_with_others()
+    found = {}
+    for key in sorted({(s.domain, s.name) for s in defs.get_all_schemas_with_history()}):
+        if key[0] and not key[0].startswith("ai.onnx"):
+            continue  # ours and onnxruntime's
+        passes = key in written or (key in RULES and not RULES[key].is_zero)
+        found[key] = SMOOTH if passes else NOTHING if key in RULES else MISSING
+    return found
+
+
+def written_with_others() -> dict[tuple[str, str], str]:
+    """Operators without a rule of their own that are replaced by others which have some, and how."""
+    from onnxgrad.passes import expand_contrib, expand_ml, expand_preview
+    from onnxgrad.rules import RULES
+
+    schemas: list[Any] = [s for s in defs.get_all_schemas() if (s.domain, s.name) not in RULES]
+    found = {
+        (s.domain, s.name): "By ONNX's own definition."
+        for s in schemas
+        if s.has_function or s.has_context_dependent_function
+    }
+    found |= {("", name): f"Converted to {new}." for name, new in CONVERTED.items()}
+    found[ML, "ZipMap"] = "Left out: the tensor that it makes maps of is the result."
+    written = {MICROSOFT: expand_contrib.FUSED, ML: expand_ml.WRITERS, PREVIEW: ["FlexAttention"]}
+    written[PREVIEW_TRAINING] = [name for name in expand_preview.WRITERS if name != "FlexAttention"]
+    found |= {(domain, name): "Written with standard operators." for domain in written for name in written[domain]}
+    return found
 
 
 def operators() -> list[Op[..., Any]]:
@@ -37,15 +83,19 @@ def short_types(op: Op[..., Any]) -> str:
 
 
 def rules() -> list[RuleRow]:
-    """Every operator with a gradient rule, ONNX's own first, by name."""
+    """Every operator with a gradient rule, or written with others that have some; ONNX's own first, by name."""
     from onnxgrad.rules import RULES, nondiff, todo
 
     rows = []
-    for (domain, name), rule in sorted(RULES.items()):
+    for (domain, name), rule in RULES.items():
         none = [i for i, f in rule.by_input.items() if f is nondiff]
         # A node that is rewritten leaves its gradient to what takes its place.
         unwritten = [i for i, f in rule.by_input.items() if f is todo and rule.rewrite is None]
         gradient = [i for i in rule.by_input if i not in none and i not in unwritten]
         gradient += ["what subgraphs read from outside"] if rule.subgraphs is not None else []
         rows.append(RuleRow(name, domain, gradient, none, unwritten, rule.doc))
-    return rows
+    rows += [
+        RuleRow(name, domain, ["floating-point inputs"], [], [], how)
+        for (domain, name), how in written_with_others().items()
+    ]
+    return sorted(rows, key=lambda row: (row.domain, row.operator))

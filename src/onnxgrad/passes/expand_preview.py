@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
+from onnxgrad.domains import PREVIEW, PREVIEW_TRAINING
 from onnxgrad.graph.builder import builder_at_work, op
 from onnxgrad.graph.cast import in_type
 from onnxgrad.graph.tensor import Tensor
@@ -16,12 +17,10 @@ from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.expand_contrib import repeated_heads
 from onnxgrad.passes.expand_nodes import Writer, expand_nodes
 
-PREVIEW, TRAINING = "ai.onnx.preview", "ai.onnx.preview.training"
-
 
 def expand_preview(draft: Draft) -> None:
     """Writes other operators in place of those that have a writer here."""
-    expand_nodes(draft, WRITERS, lambda node: node.domain in (PREVIEW, TRAINING) and node.op_type in WRITERS)
+    expand_nodes(draft, WRITERS, lambda node: node.domain in (PREVIEW, PREVIEW_TRAINING) and node.op_type in WRITERS)
 
 
 def _flex_attention(

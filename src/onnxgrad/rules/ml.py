@@ -1,9 +1,9 @@
-"""Operators of ai.onnx.ml that passes/expand_ml.py leaves: encoders and trees, which no gradient passes."""
+"""Operators of ai.onnx.ml that passes/expand_ml.py leaves: encoders, maps and trees, which no gradient passes."""
 
 from onnxgrad.domains import ML
 from onnxgrad.rules import nondiff, vjp
 
 TREES = ("TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor")
 
-for _name in ("Binarizer", "CategoryMapper", "LabelEncoder", "OneHotEncoder", *TREES):
+for _name in ("Binarizer", "CastMap", "CategoryMapper", "DictVectorizer", "LabelEncoder", "OneHotEncoder", *TREES):
     vjp(_name, domain=ML, X=nondiff)
