@@ -54,3 +54,27 @@ def test_gradients_pass(body, k):
     if "axis = 1>(x" in body:
         feeds["size"] = np.array(3)
     check_model(case(body), feeds, wrt)
+
+
+@pytest.mark.parametrize(
+    "left, right",
+    [((3, 4), (4, 5)), ((4,), (4, 5)), ((3, 4), (4,)), ((4,), (4,)), ((2, 1, 3, 4), (6, 4, 5)), ((4,), (6, 4, 5))],
+    ids=str,
+)
+def test_products_of_matrices_of_unknown_ranks(left, right):
+    """The two tensors of the sequence differ in their ranks."""
+    model = parsed(f"""g (float{list(left)} a, float{list(right)} b, int64 first, int64 last) => (float y) {{
+        s = SequenceConstruct(a, b)
+        u = SequenceAt(s, first)
+        v = SequenceAt(s, last)
+        p = MatMul(u, v)
+        q = Mul(p, p)
+        y = ReduceSum<keepdims = 0>(q)
+    }}""")
+    feeds = {
+        "a": RNG.standard_normal(left),
+        "b": RNG.standard_normal(right),
+        "first": np.array(0),
+        "last": np.array(-1),
+    }
+    check_model(model, feeds, ["a", "b"])

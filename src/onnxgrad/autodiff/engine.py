@@ -12,7 +12,7 @@ from onnxgrad.domains import is_standard
 from onnxgrad.graph.broadcast import sum_to_shape
 from onnxgrad.graph.builder import Builder, schema_of
 from onnxgrad.graph.gradients import AtPosition, sum_gradients, zero_gradient
-from onnxgrad.graph.node import NodeView, captured
+from onnxgrad.graph.node import NodeView, captured, values_read
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.rules.registry import RULES, Function, Rule, nondiff, todo
 
@@ -89,11 +89,6 @@ def needed_for(nodes: Sequence[ir.Node], results: set[ir.Value]) -> set[ir.Node]
             found.add(node)
             wanted.update(values_read(node))
     return found
-
-
-def values_read(node: ir.Node) -> list[ir.Value]:
-    """A node's inputs, and what its subgraphs read of the graphs around them."""
-    return [*(v for v in node.inputs if v is not None), *captured(node)]
 
 
 def write_gradient(builder: Builder, seeds: dict[ir.Value, Tensor], wrt: Sequence[ir.Value]) -> dict[ir.Value, Tensor]:

@@ -94,6 +94,11 @@ def captured(node: ir.Node) -> list[ir.Value]:
     return list(found)
 
 
+def values_read(node: ir.Node) -> list[ir.Value]:
+    """A node's inputs, and what its subgraphs read of the graphs around them."""
+    return [*(v for v in node.inputs if v is not None), *captured(node)]
+
+
 def subgraphs(node: ir.Node) -> list[ir.Graph]:
     """A node's own, without those in them."""
     if not node.attributes:  # as most

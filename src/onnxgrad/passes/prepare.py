@@ -10,6 +10,7 @@ from onnxgrad.domains import OF_ONNXRUNTIME, is_standard
 from onnxgrad.functions.add_functions import WRITTEN_BY
 from onnxgrad.graph.tensor import MOST_READ
 from onnxgrad.graph.validity import one_line
+from onnxgrad.passes.branch_by_rank import branch_by_rank
 from onnxgrad.passes.draft import Draft, Pass
 from onnxgrad.passes.expand import expand
 from onnxgrad.passes.expand_contrib import expand_contrib
@@ -243,6 +244,7 @@ PREPARE: list[Pass] = [
     expand,
     fold_shapes,
     resolve_sequences,
+    branch_by_rank,
     infer_subgraphs,
 ]
 

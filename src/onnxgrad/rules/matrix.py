@@ -2,12 +2,16 @@
 
 from collections.abc import Sequence
 
+import onnx_ir as ir
+
 from onnxgrad.domains import OWN
 from onnxgrad.graph.broadcast import sum_to_shape
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.rules import op, vjp
-from onnxgrad.rules.shape import size_along
+from onnxgrad.rules.shape import reshaped_like, size_along
+
+RANK = 8  # more than any tensor has
 
 
 def transposed(x: Tensor) -> Tensor:
@@ -44,13 +48,33 @@ def _as_matrix(x: Tensor) -> Tensor:
 
 
 def _matmul_left(g: Tensor, n: NodeView) -> Tensor:
+    if None in (n.A.shape, n.B.shape):
+        g, A, B = _of_same_rank(g, n.A, n.B)
+        return reshaped_like(sum_to_shape(g @ transposed(B), A), n.A)
     part = product_left(g, n.A, n.B)
     return part if _batches_as(n.B, n.A) else sum_to_shape(part, n.A)
 
 
 def _matmul_right(g: Tensor, n: NodeView) -> Tensor:
+    if None in (n.A.shape, n.B.shape):
+        g, A, B = _of_same_rank(g, n.A, n.B)
+        return reshaped_like(sum_to_shape(transposed(A) @ g, B), n.B)
     part = product_right(g, n.A, n.B)
     return part if (n.B.rank <= 2 and n.A.rank > 1) or _batches_as(n.A, n.B) else sum_to_shape(part, n.B)
+
+
+def _of_same_rank(g: Tensor, A: Tensor, B: Tensor) -> list[Tensor]:
+    """With as many dimensions of 1 before their own as it takes, where their rank is not known."""
+    rows, columns = op.Shape(A), op.Shape(B)
+    columns = op.Concat(columns, op.Slice([1], [0], 2 - op.Shape(columns)), axis=0)  # a vector on the right is a column
+    rows, columns = (op.Concat(op.Slice([1] * RANK, [0], RANK - op.Shape(s)), s, axis=0) for s in (rows, columns))
+    for shape in (rows, columns):
+        shape.value.shape = ir.Shape([RANK])
+    ones = rows.equals(op.Expand(1, [RANK]))
+    batch = op.Slice(op.Where(ones, columns, rows), [0], [RANK - 2])
+    matrix = op.Concat(op.Gather(rows, [RANK - 2]), op.Gather(columns, [RANK - 1]), axis=0)
+    shapes = (op.Concat(batch, matrix, axis=0), rows, columns)
+    return [op.Reshape(x, shape, allowzero=1) for x, shape in zip((g, A, B), shapes, strict=True)]
 
 
 def _batches_as(other: Tensor, x: Tensor) -> bool:
