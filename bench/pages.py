@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from bench import building, models, ort_training, pauses, report, results, sessions, training_report
+from bench import building, models, ort_training, pauses, precision, report, results, sessions, training_report
 
 ROOT = Path(__file__).resolve().parents[1]
 SPEED, MODELS, README = ROOT / "docs" / "speed.md", ROOT / "docs" / "models.md", ROOT / "README.md"
@@ -16,7 +16,8 @@ def _pages() -> dict[Path, dict[str, str]]:
         README: {"training": training_report.training_short(training)},
         SPEED: {
             "training": training_report.training(training),
-            "ort_training": ort_training.tables(results.read(results.ARTIFACTS)),
+            "ort_training": ort_training.CONTEST.tables(results.read(results.ARTIFACTS)),
+            "precision": precision.CONTEST.tables(results.read(results.PRECISION)),
             "pauses": pauses.table(results.read(results.PAUSES)),
             "operators": report.operators(results.read(results.OPERATORS)),
             "sessions": sessions.tables(results.read(results.SESSIONS)),

@@ -11,9 +11,9 @@ from bench import machine
 from bench.measure import Timing
 
 FOLDER = Path(__file__).parent
-OPERATORS, TRAINING, SESSIONS, PAUSES, BUILDING, MODELS, ARTIFACTS = (
+OPERATORS, TRAINING, SESSIONS, PAUSES, BUILDING, MODELS, ARTIFACTS, PRECISION = (
     FOLDER / f"{name}.csv"
-    for name in ("results", "training", "sessions", "pauses", "building", "models", "ort_training")
+    for name in ("results", "training", "sessions", "pauses", "building", "models", "ort_training", "precision")
 )
 BUSY = "other processes used"  # how the note of a row opens that was measured in company
 

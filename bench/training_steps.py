@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.peers import MODULE, ORT_TRAINING, OURS, TORCH
+from bench.peers import MODULE, ORT_TRAINING, OURS, OURS_BF16, TORCH, TORCH_BF16
 
 LEARNING_RATE, EPS, DECAY = 1e-4, 1e-8, 0.01
 Step = Callable[[], float]  # the loss before the update
@@ -20,24 +20,27 @@ def step_of(side: str, folder: Path, case: str, size: str, threads: int) -> Step
     """A side's training step of a network, whose models and batches are in a folder."""
     with np.load(folder / f"{case}-{size}.npz") as archive:
         batch = {name: archive[name] for name in archive.files}
-    if side == TORCH:
+    if side in (TORCH, TORCH_BF16):
         from bench.training_cases import CASES
 
         chosen = next(c for c in CASES if c.name == case)
-        return torch_step(chosen.module(getattr(chosen, size)), batch, threads)
+        return torch_step(chosen.module(getattr(chosen, size)), batch, threads, side == TORCH_BF16)
     if side == MODULE:  # with the files that onnxruntime-training has written before
         return module_step((folder / f"{case}-{size}-{ORT_TRAINING}.onnx").with_suffix(".artifacts"), batch, threads)
-    make = {OURS: onnxgrad_step, ORT_TRAINING: ort_training_step}[side]
-    return make(folder / f"{case}-{size}-{side}.onnx", batch, threads)
+    if side in (OURS, OURS_BF16):
+        precision = "bf16" if side == OURS_BF16 else "float32"
+        return onnxgrad_step(folder / f"{case}-{size}-{OURS}.onnx", batch, threads, precision)
+    return ort_training_step(folder / f"{case}-{size}-{side}.onnx", batch, threads)
 
 
-def onnxgrad_step(model: Path, batch: dict[str, Any], threads: int) -> Step:
+def onnxgrad_step(model: Path, batch: dict[str, Any], threads: int, precision: str = "float32") -> Step:
     """Ours."""
     import onnxgrad
 
     onnxgrad.set_num_threads(threads)
     loss = onnxgrad.losses.CrossEntropy("logits")
-    trainer = onnxgrad.Trainer(model, loss, onnxgrad.optim.AdamW(lr=LEARNING_RATE, eps=EPS, weight_decay=DECAY))
+    optimizer = onnxgrad.optim.AdamW(lr=LEARNING_RATE, eps=EPS, weight_decay=DECAY)
+    trainer = onnxgrad.Trainer(model, loss, optimizer, precision=precision)
     return lambda: trainer.step(batch)
 
 
@@ -50,7 +53,7 @@ def module_step(artifacts: Path, batch: dict[str, Any], threads: int) -> Step:
     return _step_with(api, artifacts, None, batch)
 
 
-def torch_step(module: Any, batch: dict[str, Any], threads: int) -> Step:
+def torch_step(module: Any, batch: dict[str, Any], threads: int, autocasts: bool = False) -> Step:
     """PyTorch, eager."""
     import torch
 
@@ -60,7 +63,9 @@ def torch_step(module: Any, batch: dict[str, Any], threads: int) -> Step:
 
     def step() -> float:
         optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(module(x), target)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocasts):
+            predicted = module(x)
+        loss = torch.nn.functional.cross_entropy(predicted.float(), target)
         loss.backward()
         optimizer.step()
         return float(loss.item())

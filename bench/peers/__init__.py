@@ -14,6 +14,7 @@ Inputs = Mapping[str, Array | None]
 Call = Callable[[], Any]
 
 OURS, ORT_TRAINING, TORCH, NUMPY = "onnxgrad", "onnxruntime-training", "PyTorch", "NumPy"
+OURS_BF16, TORCH_BF16 = "onnxgrad bf16", "PyTorch bf16 autocast"
 MODULE = "onnxgrad.ort_training"  # with the artifacts of onnxruntime-training
 
 
