@@ -489,3 +489,158 @@ def test_an_rnn_trains_as_its_unrolled_twin():
         assert mine == pytest.approx([other, other], rel=1e-4)
         found.append(other)
     assert found[-1] < found[0] / 2
+
+
+def trains_as(text, weights, loss, batches, twin):
+    """The losses of a model with these weights are those of PyTorch, where control flow is Python's."""
+    model = parsed(text)
+    model.graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in weights.items())
+    trainer = Trainer(model, loss, optim.Adam(lr=0.02))
+    assert sorted(trainer.parameters) == sorted(weights)
+    mine = {n: torch.tensor(a, requires_grad=True) for n, a in weights.items()}
+    optimizer = torch.optim.Adam(mine.values(), lr=0.02)
+    found = []
+    for batch in batches:
+        for tensor in mine.values():  # as Trainer's: what a step does not reach has a gradient of zero
+            tensor.grad = torch.zeros_like(tensor)
+        expected = twin(mine, {n: torch.tensor(a) for n, a in batch.items()})
+        expected.backward()
+        optimizer.step()
+        found.append(trainer.step(batch))
+        assert found[-1] == pytest.approx(expected.item(), rel=1e-5)
+    assert found[-1] < found[0]
+
+
+def weights_of(**shapes):
+    rng = np.random.default_rng(11)
+    return {n: (rng.standard_normal(shape) / 2).astype(np.float32) for n, shape in shapes.items()}
+
+
+def test_a_language_model_with_a_cache_that_grows():
+    """A Loop over as many tokens as there are, which looks back at all that came before."""
+    text = """g (int64[B,T] tokens) => (float[R,11] logits) {
+        batch = Shape<start = 0, end = 1>(tokens)
+        length = Shape<start = 1, end = 2>(tokens)
+        n = Squeeze(length)
+        width = Constant<value_ints: ints = [6]>()
+        size = Concat<axis = 0>(batch, width)
+        h0 = ConstantOfShape(size)
+        one = Constant<value_ints: ints = [1]>()
+        first = Unsqueeze(h0, one)
+        h, cache, hs = Loop (n, , h0, first) <body = step (int64 k, bool go, float[B,6] a, float[B,S,6] c) =>
+            (bool on, float[B,6] b, float[B,R,6] d, float[B,6] out) {
+            on = Identity(go)
+            token = Gather<axis = 1>(tokens, k)
+            e = Gather(table, token)
+            q = MatMul(a, wq)
+            last = Constant<value_ints: ints = [2]>()
+            column = Unsqueeze(q, last)
+            scores = MatMul(c, column)
+            p = Softmax<axis = 1>(scores)
+            weighted = Mul(c, p)
+            seen = ReduceSum<keepdims = 0>(weighted, one)
+            r = MatMul(seen, wr)
+            s = Add(e, r)
+            b = Tanh(s)
+            row = Unsqueeze(b, one)
+            d = Concat<axis = 1>(c, row)
+            out = Identity(b)
+        }>
+        flat = Constant<value_ints: ints = [-1, 6]>()
+        rows = Reshape(hs, flat)
+        logits = MatMul(rows, head)
+    }"""
+
+    def twin(w, batch):
+        tokens = batch["tokens"]
+        h = torch.zeros(len(tokens), 6)
+        cache, hs = [h], []
+        for k in range(tokens.shape[1]):
+            c = torch.stack(cache, 1)
+            p = torch.softmax(c @ (h @ w["wq"])[:, :, None], 1)
+            h = torch.tanh(w["table"][tokens[:, k]] + (c * p).sum(1) @ w["wr"])
+            cache.append(h)
+            hs.append(h)
+        return torch.nn.functional.cross_entropy(torch.cat(hs) @ w["head"], batch["target"])
+
+    rng = np.random.default_rng(0)
+    batches = []
+    for k in range(8):
+        tokens = (rng.integers(0, 11, (3, 1)) + np.arange(4 + k % 3 + 1)) % 11
+        batches.append({"tokens": tokens[:, :-1], "target": tokens[:, 1:].T.ravel()})
+    weights = weights_of(table=(11, 6), wq=(6, 6), wr=(6, 6), head=(6, 11))
+    trains_as(text, weights, losses.CrossEntropy("logits"), batches, twin)
+
+
+def test_a_tree_of_ifs():
+    """Two decisions, each about what the first layers computed; every leaf has weights of its own."""
+
+    def leaf(k):
+        return f"m{k} = MatMul(h, leaf{k})  y{k} = Tanh(m{k})"
+
+    def decision(name, condition, left, right, result):
+        return f"""{name}_sum = ReduceSum<keepdims = 0>({condition})
+            {name}_yes = Greater({name}_sum, zero)
+            {result} = If ({name}_yes) <
+                then_branch = {name}_t () => (float[B,2] {left[1]}) {{ {left[0]} }},
+                else_branch = {name}_e () => (float[B,2] {right[1]}) {{ {right[0]} }}
+            >"""
+
+    left = decision("left", "h", (leaf(0), "y0"), (leaf(1), "y1"), "yl")
+    right = decision("right", "h", (leaf(2), "y2"), (leaf(3), "y3"), "yr")
+    text = f"""g (float[B,3] x) => (float[B,2] y) {{
+        zero = Constant<value = float {{0.0}}>()
+        a = MatMul(x, w)
+        h = Sin(a)
+        {decision("root", "x", (left, "yl"), (right, "yr"), "y")}
+    }}"""
+
+    def twin(w, batch):
+        h = torch.sin(batch["x"] @ w["w"])
+        k = (0 if batch["x"].sum() > 0 else 2) + (0 if h.sum() > 0 else 1)
+        taken.add(k)
+        return torch.nn.functional.mse_loss(torch.tanh(h @ w[f"leaf{k}"]), batch["target"])
+
+    taken = set()
+    rng = np.random.default_rng(1)
+    xs = rng.standard_normal((16, 5, 3)).astype(np.float32)
+    batches = [{"x": x, "target": np.tanh(x[:, :2])} for _ in range(2) for x in xs]
+    weights = weights_of(w=(3, 6), leaf0=(6, 2), leaf1=(6, 2), leaf2=(6, 2), leaf3=(6, 2))
+    trains_as(text, weights, losses.MSE("y"), [*batches, batches[0]], twin)
+    assert taken == {0, 1, 2, 3}
+
+
+def test_a_beam_of_scans():
+    """A Scan over beams of a Scan over steps, whose results are weighed against each other."""
+    text = """g (float[K,B,4] beams, float[T,B,3] xs) => (float[B,4] y) {
+        ends, scores = Scan <num_scan_inputs = 1, body = beam (float[B,4] h0) => (float[B,4] end, float[B,1] score) {
+            end = Scan <num_scan_inputs = 1, body = step (float[B,4] h, float[B,3] x) => (float[B,4] h1) {
+                a = MatMul(x, wx)
+                r = MatMul(h, wh)
+                s = Add(a, r)
+                h1 = Tanh(s)
+            }> (h0, xs)
+            score = MatMul(end, ws)
+        }> (beams)
+        p = Softmax<axis = 0>(scores)
+        m = Mul(p, ends)
+        first = Constant<value_ints: ints = [0]>()
+        y = ReduceSum<keepdims = 0>(m, first)
+    }"""
+
+    def twin(w, batch):
+        ends = []
+        for beam in batch["beams"]:
+            h = beam
+            for x in batch["xs"]:
+                h = torch.tanh(x @ w["wx"] + h @ w["wh"])
+            ends.append(h)
+        ends = torch.stack(ends)
+        y = (torch.softmax(ends @ w["ws"], 0) * ends).sum(0)
+        return torch.nn.functional.mse_loss(y, batch["target"])
+
+    rng = np.random.default_rng(2)
+    batch = {n: rng.standard_normal(shape).astype(np.float32) for n, shape in (("beams", (3, 2, 4)), ("xs", (5, 2, 3)))}
+    batch["target"] = np.tanh(batch["beams"][0] / 2)
+    weights = weights_of(wx=(3, 4), wh=(4, 4), ws=(4, 1))
+    trains_as(text, weights, losses.MSE("y"), [batch] * 12, twin)
