@@ -11,8 +11,11 @@ import torch
 from tests.checks import raises, same_bits
 from tests.train.two_layers import batch, mlp, weights
 
-from onnxgrad.train import losses, optim, schedules
+from onnxgrad.graph.files import load
+from onnxgrad.passes.prepare import prepare
+from onnxgrad.train import devices, losses, optim, schedules
 from onnxgrad.train.batches import Batches
+from onnxgrad.train.session import Session
 from onnxgrad.train.trainer import Trainer, TrainingStoppedError
 
 STEPS = 60
@@ -251,3 +254,34 @@ def test_frozen_statistics_stay_and_are_used(settings, trained, measures):
 def test_freeze_suggests_names():
     with pytest.raises(ValueError, match=r"^Trainer: freeze names 'lost', .*; did you mean 'last'\?$"):
         Trainer(normed(), losses.MSE("y"), optim.SGD(lr=0.1), freeze="lost")
+
+
+def test_nodes_that_the_cpu_provider_has_are_counted():
+    """All of them, but for those that compute whole numbers; on a GPU a remark tells."""
+    prepared = prepare(
+        load(
+            onnx.parser.parse_model("""
+            <ir_version: 8, opset_import: ["" : 18]>
+            counted (float[N, 3] x) => (float[M, K] y) {
+                s = Shape (x)
+                r = Relu (x)
+                c = Cos (r)
+                y = Reshape (c, s)
+            }
+        """),
+            "test",
+        ),
+        "test",
+    )
+    model = prepared.model
+    counted = Session(model, {}, {}, OnGpu(), quiet=True).nodes_on_host(model.graph)
+    if hasattr(onnxruntime.InferenceSession, "get_provider_graph_assignment_info"):
+        assert counted == {"Relu": 1, "Cos": 1, "Reshape": 1}
+    else:
+        assert not counted
+
+
+class OnGpu(devices.Cpu):
+    """Asks for what is asked for on a GPU, and has all nodes on the CPU."""
+
+    name = "elsewhere"

@@ -1,5 +1,6 @@
 """Session: an onnxruntime session that reads and writes the trainer's own arrays, bound once, in place."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -42,6 +43,8 @@ class Session:
         values: dict[str, Any] = {}
         if options is None:
             options = _own_options(len(model.graph), quiet)
+            if device.name != "cpu":
+                options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
             proto, weights = _apart(model)
             values = {name: _ort_value(array) for name, array in weights.items()}
             options.add_external_initializers(list(values), list(values.values()))
@@ -78,6 +81,19 @@ class Session:
         places = zip(self._session.get_inputs(), self._session.get_input_memory_infos(), strict=True)
         on_host = {value.name for value, place in places if place.name == "Cpu"}
         return {n: a for n, a in inputs.items() if isinstance(a, np.ndarray) != (n in on_host)}
+
+    def nodes_on_host(self, graph: ir.Graph) -> Counter[str]:
+        """How many nodes of each operator the CPU provider has, of the graph that this session is of.
+
+        Those that compute whole numbers, such as shapes, belong there. An onnxruntime that does not tell has none.
+        """
+        belong_there = {
+            node.name for node in graph if not any(v.dtype is None or v.dtype.is_floating_point() for v in node.outputs)
+        }
+        told = getattr(self._session, "get_provider_graph_assignment_info", None)
+        places = [] if told is None else [place for place in told() if place.ep_name == "CPUExecutionProvider"]
+        nodes = [node for place in places for node in place.get_nodes()]
+        return Counter(node.op_type for node in nodes if node.name not in belong_there)
 
     def _checker(self, free_inputs: Sequence[Any]) -> BatchChecker:
         return BatchChecker(free_inputs, on_gpu=self._device.name == "cuda")

@@ -275,6 +275,12 @@ class Trainer:
         predicted = [(part, shapes[part.prediction]) for part in parts]
         validate = functools.partial(_expect_classes, predicted)
         self._step_session = Session(step.model, inputs, outputs, self._device, validate)
+        if self._device.name != "cpu" and (found := self._step_session.nodes_on_host(step.model.graph)):
+            told = ", ".join(f"{count} × {kind}" for kind, count in found.most_common())
+            self.remarks.append(
+                "some nodes run on the CPU, as onnxruntime has no CUDA kernels for them, and their inputs and outputs "
+                f"are copied: {told}"
+            )
         used = {str(v.name) for v in evaluated.model.graph.inputs}
         inputs = {name: array for name, array in changed.items() if name in used}
         open_session = functools.partial(Session, evaluated.model, inputs, {}, self._device, validate)
