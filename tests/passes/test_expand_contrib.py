@@ -254,6 +254,56 @@ def test_transpose_matmul():
     check("TransposeMatMul", inputs, attributes, session(proto).run(None, feeds))
 
 
+NEWER = {
+    "Trilu": ("Trilu", [x(2, 3, 4), np.array(1)], {"upper": 0}),
+    "Trilu without k": ("Trilu", [x(3, 4)], {}),
+    "GridSample": ("GridSample", [x(2, 3, 4, 5), 0.5 * x(2, 3, 4, 2)], {"align_corners": 1}),
+    "GridSample, bicubic": (
+        "GridSample", [x(2, 3, 4, 5), 0.5 * x(2, 3, 4, 2)], {"mode": "bicubic", "padding_mode": "border"}
+    ),
+    "CDist": ("CDist", [x(4, 3), x(5, 3)], {}),
+    "CDist, euclidean": ("CDist", [x(4, 3), x(5, 3)], {"metric": "euclidean"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NEWER)
+def test_operators_that_onnx_has_by_now(case):
+    op_type, inputs, attributes = NEWER[case]
+    proto, feeds = model(op_type, inputs, attributes)
+    check(op_type, inputs, attributes, session(proto).run(None, feeds))
+
+
+def test_a_distance_of_0_passes_no_gradient():
+    """As in PyTorch, though its derivative is infinite."""
+    rows = x(2, 3)
+    proto, feeds = model("CDist", [rows, rows.copy()], {"metric": "euclidean"}, ranks=[2])
+    made = onnxgrad.session(onnxgrad.gradient(proto, ["in_0", "in_1"]))
+    found = made.run(["in_0_grad", "in_1_grad"], {**feeds, "out_0_grad": np.eye(2, dtype=np.float32)})
+    assert not np.any(found)
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int16])
+def test_quantization_passes_gradients_straight_through(kind):
+    results = []
+    for domain in ("com.microsoft", ""):
+        scale, zero = np.float32(0.1), np.array(3, kind)
+        nodes = [
+            helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"], domain=domain),
+            helper.make_node("DequantizeLinear", ["q", "s", "z"], ["y"], domain=domain),
+        ]
+        infos = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [4, 5]) for n in "xy"]
+        initializers = [numpy_helper.from_array(np.asarray(a), n) for n, a in (("s", scale), ("z", zero))]
+        graph = helper.make_graph(nodes, "g", infos[:1], infos[1:], initializers)
+        imports = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+        proto = helper.make_model(graph, opset_imports=imports, ir_version=10)
+        made = onnxgrad.session(onnxgrad.gradient(proto, ["x", "s"]))
+        numbers = np.linspace(-20, 20, 20, dtype=np.float32).reshape(4, 5)
+        results.append(made.run(None, {"x": numbers, "y_grad": numbers}))
+    for ours, standard in zip(*results, strict=True):
+        np.testing.assert_array_equal(ours, standard)
+    assert np.any(results[0][1])
+
+
 # Those for CUDA alone, beside PyTorch.
 
 

@@ -33,6 +33,11 @@ def test_gelu(name, shapes, attributes):
     check_rule(name, *(random(*s) for s in shapes), domain="com.microsoft", **attributes)
 
 
+@pytest.mark.parametrize("shape", [(3, 3), (2, 3, 3)])
+def test_inverse(shape):
+    check_rule("Inverse", random(*shape) + 3 * np.eye(3), domain="com.microsoft")
+
+
 FLAGS = ("transA", "transB", "transBatchA", "transBatchB")
 
 

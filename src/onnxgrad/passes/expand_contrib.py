@@ -19,6 +19,7 @@ from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.expand_nodes import Writer, expand_nodes
 
 FUSED: dict[str, Writer] = {}  # by the operator
+GRID_SAMPLE_OF_ANY_RANK = 20  # the opset since which its modes are linear and cubic
 MASKED = -10000.0  # what onnxruntime adds to a score that is masked, unless the node says something else
 
 
@@ -96,6 +97,40 @@ def _nhwc_conv(
 
 def _channels_first(x: Tensor) -> Tensor:
     return op.Transpose(x, perm=[0, x.rank - 1, *range(1, x.rank - 1)])
+
+
+@fused("CDist")
+def _cdist(A: Tensor, B: Tensor, *, metric: str = "sqeuclidean") -> Tensor:
+    """The distance of every row of A to every row of B."""
+    difference = op.Unsqueeze(A, [1]) - op.Unsqueeze(B, [0])
+    return (op.ReduceL2 if metric == "euclidean" else op.ReduceSumSquare)(difference, [2], keepdims=0)
+
+
+# Operators that ONNX has by now
+
+
+@fused("Trilu")
+def _trilu(X: Tensor, k: Tensor | None = None, *, upper: int = 1) -> Tensor:
+    return op.Trilu(X, k, upper=upper)
+
+
+@fused("GridSample")
+def _grid_sample(
+    X: Tensor, Grid: Tensor, *, mode: str = "bilinear", padding_mode: str = "zeros", align_corners: int = 0
+) -> Tensor:
+    if builder_at_work().opsets[""] >= GRID_SAMPLE_OF_ANY_RANK:
+        mode = mode.removeprefix("bi")
+    return op.GridSample(X, Grid, mode=mode, padding_mode=padding_mode, align_corners=align_corners)
+
+
+@fused("QuantizeLinear")
+def _quantize_linear(x: Tensor, y_scale: Tensor, y_zero_point: Tensor | None = None, *, axis: int = 1) -> Tensor:
+    return op.QuantizeLinear(x, y_scale, y_zero_point, axis=axis)
+
+
+@fused("DequantizeLinear")
+def _dequantize_linear(x: Tensor, x_scale: Tensor, x_zero_point: Tensor | None = None, *, axis: int = 1) -> Tensor:
+    return op.DequantizeLinear(x, x_scale, x_zero_point, axis=axis)
 
 
 # Normalizations

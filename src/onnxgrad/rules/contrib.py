@@ -42,6 +42,14 @@ def _inverse(axes: list[int]) -> list[int]:
 vjp("FusedMatMul", domain=MICROSOFT, A=_fused_left, B=_fused_right)
 
 
+def _inverse_matrix(g: Tensor, n: NodeView) -> Tensor:
+    transposed = reordered(n.Y, matrix_axes(n.Y.rank, True, False))
+    return -(transposed @ g @ transposed)
+
+
+vjp("Inverse", domain=MICROSOFT, X=_inverse_matrix)
+
+
 def _activated(x: Tensor, how: tuple[str, list[float], dict[str, float]]) -> list[Tensor]:
     op_type, inputs, attributes = how
     return [x if op_type == "Identity" else getattr(op, op_type)(x, *inputs, **attributes)]

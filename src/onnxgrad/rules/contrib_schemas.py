@@ -201,6 +201,12 @@ def _fused_conv(
     return _activated(Y if Z is None else Y + Z, activation_of_conv(activation, activation_params))
 
 
+def _inverse(X: Any) -> Any:
+    """The inverse of every matrix."""
+    return np.linalg.inv(X)
+
+
+contrib("Inverse", ["X"], "Y", _inverse, _same_shape)
 contrib("Gelu", ["X"], "Y", gelu, _same_shape)
 contrib("BiasGelu", ["A", "B"], "C", _bias_gelu, _same_shape)
 contrib("FastGelu", ["X", "bias?"], "Y", fast_gelu, _same_shape)
