@@ -14,6 +14,7 @@ from onnxgrad.graph.tensor import Tensor
 from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.finish import FINISH
 from onnxgrad.passes.prepare import prepare
+from onnxgrad.passes.recompute_steps import recompute_steps
 
 # What to do about an operator without a rule, where it is not gradient()'s argument.
 WAYS_OUT = {
@@ -28,6 +29,7 @@ def gradient(
     of: str | Sequence[str] | None = None,
     *,
     parameters_as_inputs: bool = False,
+    recompute: bool = False,
 ) -> Any:
     """The model with its gradient: outputs `<name>_grad` after its own, one for each of `wrt`, in that order.
 
@@ -36,8 +38,11 @@ def gradient(
     result has an input `<output>_grad`, and the gradients are a vector–Jacobian product. Several may be named.
     `wrt` names initializers and graph inputs, or patterns of such names (`layer1.*`); by default the parameters that
     `of` depends on, as `onnxgrad inspect` shows them. `parameters_as_inputs` makes inputs of what is asked for.
+    With `recompute`, a Loop or Scan of n steps keeps about √n of its states, not all, and computes each step once more.
     """
     draft = prepare(load(model, "gradient"), "gradient")
+    if recompute:
+        recompute_steps(draft)
     add_gradient(draft, wrt, of, parameters_as_inputs=parameters_as_inputs)
     result = draft.run(FINISH).model
     return result if isinstance(model, ir.Model) else ir.to_proto(result)

@@ -140,7 +140,7 @@ def prepare(options: Options, processes: Processes | None = None) -> Prepared:
         options.model, loss, optimizer, options.trainable or None,
         freeze=options.freeze, freeze_statistics=options.freeze_statistics, device=options.device,
         precision=options.precision, schedule=schedule, clip_norm=options.clip_norm, clip_value=options.clip_value,
-        accumulate=options.accumulate, seed=options.seed,
+        accumulate=options.accumulate, seed=options.seed, recompute=options.recompute,
         communicator=None if processes is None else processes.communicator, shard_optimizer=options.shard_optimizer,
     )  # fmt: skip
     if options.resume is not None:

@@ -82,6 +82,8 @@ class Options:
     precision: Annotated[str, option(
         "Of products and, on a GPU, convolutions; fp16 is for GPUs.", "[float32|bf16|fp16]",
         type=click.Choice(["float32", "bf16", "fp16"]), default="float32")]
+    recompute: Annotated[bool, option(
+        "A Loop or Scan of n steps keeps about √n of its states, and computes each step once more.")]
     shard_optimizer: Annotated[bool, option(
         "Under mpiexec or torchrun: each process keeps a shard of the optimizer's state instead of all of it.")]
     checkpoint: Annotated[Path | None, option("File to resume from; by default beside the output.", "FILE")]

@@ -21,6 +21,7 @@ from onnxgrad.passes.finish import FOR_SESSIONS, drop_dead
 from onnxgrad.passes.fuse_gelu import fuse_gelu
 from onnxgrad.passes.fuse_loss import fuse_losses
 from onnxgrad.passes.mix_precision import mix_precision
+from onnxgrad.passes.recompute_steps import recompute_steps
 from onnxgrad.passes.sample_variance import use_sample_variance
 from onnxgrad.passes.save_batch_statistics import save_batch_statistics
 from onnxgrad.passes.sink_transposes import sink_transposes
@@ -91,12 +92,13 @@ def step_graph(
     use_amx: bool = False,
     on_cpu: bool = False,
     precision: str = "float32",
+    recompute: bool = False,
 ) -> StepGraph:
     """Train mode, loss and gradients; `use_amx`: with products for AMX; `on_cpu`: with convolutions of our own.
 
     In the `precision` "bf16", products on the CPU round what they multiply; elsewhere, and in "fp16", values have the
-    half type. With the number of a `group` of ranks, it is a step of one rank's slice of a batch. Remarks are added to
-    those of `prepared`.
+    half type. With `recompute` loops keep about √n of their states. With the number of a `group` of ranks, it is a step
+    of one rank's slice of a batch. Remarks are added to those of `prepared`.
     """
     step = _Step(**vars(prepared), terms=_terms(loss), selection=selection, group=group)
     rounds_products = on_cpu and precision == "bf16"  # onnxruntime's CPU provider has no kernels for half types
@@ -111,6 +113,7 @@ def step_graph(
         *([_sync_batch_norm] if group is not None else []),
         *([_use_sample_variance] if group is None and _is_of_torch(step) else []),
         drop_dead,
+        *([recompute_steps] if recompute else []),
         *([functools.partial(mix_precision, dtype=HALF_TYPES[precision])] if mixes else []),
         _append_loss,
         *([_scale_loss] if scales else []),

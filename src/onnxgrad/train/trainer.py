@@ -53,6 +53,8 @@ class Trainer:
     left out, `skipped` counts it, and the loss scale is halved. Parameters, the optimizer's state, norms, softmax, sums
     and losses are float32 in any case, and evaluate() is float32 all through.
 
+    With `recompute`, a Loop or Scan of n steps keeps about √n of its states, not all, and computes each step once more.
+
     With a `communicator`, of mpi4py or a process group of torch.distributed, its processes train together, on a slice
     of every batch each: all are given the same batches, and do what one process alone would do. With `shard_optimizer`
     each keeps and updates its shard of the optimizer's state. Every method is called by all of them, and only the first
@@ -75,6 +77,7 @@ class Trainer:
         freeze_statistics: bool = False,
         device: str = "cpu",
         precision: str = "float32",
+        recompute: bool = False,
         schedule: Schedule | None = None,
         clip_norm: float | None = None,
         clip_value: float | None = None,
@@ -126,6 +129,7 @@ class Trainer:
                 use_amx,
                 device == "cpu",
                 precision,
+                recompute,
             )
             evaluated = self._make_graphs(prepared)
             self.remarks: list[str] = prepared.remarks
@@ -140,7 +144,7 @@ class Trainer:
         """Makes the graph of a step, and that of an evaluation."""
         inference = prepared.clone()
         self._step = step_graph(prepared, *self._how)
-        loss, _, _, _, on_cpu, _ = self._how
+        loss, _, _, _, on_cpu, _, _ = self._how
         return evaluation_graph(inference, loss, self._step, on_cpu)
 
     def _freed(self, prepared: Draft) -> Draft:
