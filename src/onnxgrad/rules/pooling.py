@@ -129,7 +129,15 @@ vjp("GlobalLpPool", X=lambda g, n: _norm_derivative(n.X, n.p) * _over_norm(g, n.
 
 
 def _max_unpool(g: Tensor, n: NodeView) -> Tensor:
-    """Unpools the numbers of the elements, counted from 1, to see where each went.
+    strides = n.strides or [1] * len(n.kernel_shape)
+    if n.output_shape is None and all(k <= s for k, s in zip(n.kernel_shape, strides, strict=True)):
+        # The maxima of windows apart from each other are, too: each element has a place to itself.
+        return op.Gather(op.Reshape(g, [-1]), n.I)
+    return _by_numbers(g, n)
+
+
+def _by_numbers(g: Tensor, n: NodeView) -> Tensor:
+    """Unpools the numbers of the elements, counted from 1, to see where each went, and which came last.
 
     onnxruntime's indices count in output_shape, those of onnx.reference in the shape without it. The numbers go in two
     parts, since float32 counts to 2**24.
