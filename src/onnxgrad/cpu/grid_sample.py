@@ -17,14 +17,12 @@ from onnxgrad.cpu.core.matmul.transpose import transpose
 from onnxgrad.cpu.core.memory import workspace
 from onnxgrad.cpu.core.parallel import parallel
 from onnxgrad.cpu.core.recurrent.arguments import working_copy
-from onnxgrad.cpu.core.rows import ROW, add_scaled, dot
+from onnxgrad.cpu.core.rows import ROW, add_scaled, channel_chunks, dot
 from onnxgrad.cpu.core.threads import launch
 from onnxgrad.ops.grid_sample import MOST_AXES, PADDINGS, weight_tables
 from onnxgrad.tensor_types import Array, accumulator
 
 BLOCK = 256  # places
-TASKS = 16  # wanted
-CHANNELS, MOST_CHANNELS = 16, 64  # of a task, where there are as many: each task finds the reads anew
 ELEMENTS = 1 << 14  # of dgrid, in a task that adds up what others found
 ZEROS, REFLECTION = PADDINGS.index("zeros"), PADDINGS.index("reflection")
 NEAREST, LINEAR, CUBIC = 1, 2, 4  # reads along each axis
@@ -60,7 +58,7 @@ def grid_sample_grad(
     images, channels, *sizes = X.shape
     work, axes, size = accumulator(X.dtype), len(sizes), math.prod(sizes)
     table, slope_table = (a.astype(work) for a in weight_tables(mode))
-    chunks = max(1, -(-channels // MOST_CHANNELS), min(channels // CHANNELS, -(-TASKS // max(1, images))))
+    chunks = channel_chunks(images, channels)
     layout = Layout(
         images,
         channels if size else 0,  # of an image without elements nothing is read

@@ -104,6 +104,12 @@ class Body:
         """data[start:end] along an axis."""
         return self.node("Slice", data, [start], [end], [axis])
 
+    def add_rows(self, rows: Value, numbers: Value, shape: Value) -> Value:
+        """Zeros of that shape, a matrix, to which rows are added at their numbers."""
+        where = self.node("Expand", self.node("Reshape", numbers, [-1, 1]), self.node("Shape", rows))
+        zeros = self.fill(0, shape, rows)
+        return self.node("ScatterElements", zeros, where, rows, axis=0, reduction="add")
+
     def given(self, value: Value, typed: Value, shape: Value) -> Value:
         """An optional input that this node has, though others that share the function may not.
 

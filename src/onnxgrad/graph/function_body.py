@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrad.domains import MICROSOFT
 from onnxgrad.functions.body import Body, Operand, Value
 from onnxgrad.graph.builder import Builder
 from onnxgrad.graph.tensor import Tensor
@@ -29,6 +30,11 @@ class GraphBody(Body):
     def numbers(self, values: Sequence[float], typed: Any) -> Any:
         """A vector of the type of `typed`."""
         return self.builder.constant(values, typed.dtype)
+
+    def add_rows(self, rows: Any, numbers: Any, shape: Any) -> Any:
+        """Zeros of that shape, a matrix, to which rows are added at their numbers: by a kernel of ours."""
+        flat = self.node("Reshape", numbers, [-1])
+        return self.builder.node("GatherGrad", [shape, flat, rows], domain=MICROSOFT)[0]
 
     def _constant(self, kind: int, dims: list[int], values: tuple[float, ...]) -> Value:
         constant: Any = self.builder.constant(np.reshape(values, dims), ir.DataType(kind))
