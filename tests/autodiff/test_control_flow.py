@@ -383,6 +383,32 @@ GROWING = {
             r = SequenceInsert(q, c)
         }>
         y = ConcatFromSequence<axis = 0>(s)""",
+    "a sequence of other shapes than at the beginning": """parts = SequenceConstruct(x)
+        s = Loop (n, , parts) <body = step (int64 k, bool go, seq(float[]) q) => (bool on, seq(float[]) r) {
+            on = Identity(go)
+            a = SequenceAt(q, k)
+            b = Mul(a, w)
+            c = Sin(b)
+            d = Concat<axis = 0>(c, a)
+            r = SequenceInsert(q, d)
+        }>
+        y = ConcatFromSequence<axis = 0>(s)""",
+    "a scan that reads a sequence": """square = Mul(x, x)
+        parts = SequenceConstruct(x, square)
+        numbers = Constant<value_ints: ints = [1, 0, 1]>()
+        columns = Transpose<perm = [1, 0]>(x)
+        h, ys = Scan <num_scan_inputs = 2, scan_input_axes = [0, 0], scan_input_directions = [0, 1],
+                      scan_output_axes = [1], body = step (float[B,3] a, int64 k, float[B] c) =>
+                (float[B,3] b, float[B] d) {
+            e = SequenceAt(parts, k)
+            f = Mul(a, e)
+            b = Sin(f)
+            last = Constant<value_ints: ints = [1]>()
+            r = ReduceSum<keepdims = 0>(b, last)
+            d = Mul(r, c)
+        }> (x, numbers, columns)
+        m = Mul(h, w)
+        y = Concat<axis = 0>(m, ys)""",
     "a sequence from outside": """parts = SplitToSequence(x, one_row)
         y = Loop (n, , w) <body = step (int64 k, bool go, float[3] a) => (bool on, float[P,3] b) {
             on = Identity(go)

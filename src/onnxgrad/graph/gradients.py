@@ -13,6 +13,8 @@ import onnx_ir as ir
 from onnxgrad.graph.builder import Builder, builder_at_work, op
 from onnxgrad.graph.tensor import Tensor
 
+MOST_DIMENSIONS = 9
+
 
 class AtPosition(NamedTuple):
     """The gradient of a sequence of which one tensor has one."""
@@ -68,9 +70,12 @@ def _add_at(total: Tensor, part: AtPosition) -> Tensor:
 
 def of_any_shape(sequence: Tensor) -> Tensor:
     """The same sequence, as one whose shapes onnx does not know: it would infer that a Loop keeps them."""
-    if sequence.shape is None:
-        return sequence
-    other = builder_at_work().constant(np.zeros([1] * (sequence.rank + 1)), sequence.dtype)
+    return sequence if sequence.shape is None else forget_shapes(sequence)
+
+
+def forget_shapes(sequence: Tensor) -> Tensor:
+    """The same, known or not: with a tensor in between that has more dimensions than any other."""
+    other = builder_at_work().constant(np.zeros([1] * MOST_DIMENSIONS), sequence.dtype)
     return op.SequenceErase(op.SequenceInsert(sequence, other))  # type: ignore[no-any-return]
 
 

@@ -20,6 +20,7 @@ from onnxgrad.passes.expand_sequence_map import expand_sequence_map
 from onnxgrad.passes.expand_training import adopt_strays, expand_before_gradient
 from onnxgrad.passes.find_parameters import find_parameters
 from onnxgrad.passes.fold_shapes import fold_shapes
+from onnxgrad.passes.forget_sequence_shapes import forget_sequence_shapes
 from onnxgrad.passes.infer import infer
 from onnxgrad.passes.infer_subgraphs import infer_subgraphs
 from onnxgrad.passes.name_nodes import name_nodes
@@ -239,6 +240,7 @@ PREPARE: list[Pass] = [
     expand_contrib,
     expand_preview,
     find_parameters,
+    forget_sequence_shapes,
     infer,
     expand_sequence_map,
     expand,

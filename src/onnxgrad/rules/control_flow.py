@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.graph.builder import RANDOM, Builder, op
@@ -44,15 +45,13 @@ def _if(n: NodeView, wanted: Sequence[ir.Value]) -> Parts:
 
 def _scan(n: NodeView, wanted: Sequence[ir.Value]) -> Parts:
     steps = _Steps(n, wanted, n.num_scan_inputs, 0, 0)
-    steps.find_slices()
-    return steps.parts(steps.scan(n.builder))
+    return steps.parts(steps.scan(n.builder) if steps.keep_shapes else steps.loop())
 
 
 def _loop(n: NodeView, wanted: Sequence[ir.Value]) -> Parts:
     steps = _Steps(n, wanted, 0, 2, 1)
     if not steps.keep_shapes:
         return steps.parts(steps.loop())
-    steps.find_slices()
     branches = {}
     for name in ("then_branch", "else_branch"):  # onnxruntime's Scan does not run without steps
         inner = Builder(ir.Graph([], [], nodes=[], name=name), n.builder)
@@ -82,8 +81,8 @@ class _Steps:
         smooth = [k for k in range(count) if n.builder.tensor(inputs[more_inputs + k]).is_float]
         self.chosen = [k for k in range(scans) if inputs[kept + k] in wanted]
         self.given = [k for k in range(count, count + gives) if n.grad(k) is not None]
-        read = captured(n.node)
-        outside = [v for v in wanted if v in read]
+        captures = captured(n.node)
+        outside = [v for v in wanted if v in captures]
         with inner.at_work(n.builder.scope):
             first, last = [self.before[more_inputs + k] for k in smooth], [self.scanned[k] for k in self.chosen]
             carried, sums = [_input(inner, v) for v in first], [_input(inner, v) for v in outside]
@@ -99,47 +98,45 @@ class _Steps:
             ]
             _give(inner, [*(found[v] for v in first), *totals, *(found[v] for v in last)])
         self.carried = [*carried, *sums]
-        needed = [*first, *(v for v in self.before[more_inputs:] if v.uses())]
-        self.keep_shapes = all(map(_keeps_shape, needed)) and not any(total.is_sequence for total in sums)
+        read = [(k, v) for k, v in enumerate(self.before) if k >= more_inputs and v.uses()]
+        changing = [] if scans else [k for k, v in read if not _keeps_shape(v)]
+        may_change = not scans and not all(map(_keeps_shape, first))
+        self.keep_shapes = not changing and not may_change and not any(total.is_sequence for total in sums)
         states = [inputs[more_inputs + k] for k in smooth]
         self.targets = [*states, *outside, *(inputs[kept + k] for k in self.chosen)]
         self.initial = [
-            n.grad(k) or zero_gradient(n.builder.tensor(v) if self.keep_shapes else _result(n, k))
+            n.grad(k) or zero_gradient(_result(n, k) if may_change else n.builder.tensor(v))
             for k, v in zip(smooth, states, strict=True)
         ]
         self.initial += [zero_gradient(n.builder.tensor(v)) for v in outside]
-        self.counts = more_inputs, more_outputs, count, gives
+        self.records = dict(zip(changing, _record(n, changing), strict=True))
+        self._find_slices(more_outputs, count, gives)
 
-    def find_slices(self) -> None:
-        """What the copy reads in each step, what that is a slice of, along which axis, and in which direction forward.
-
-        With them the body is complete for a Scan.
-        """
-        n, inputs, (_, more_outputs, count, gives) = self.n, list[Any](self.n.node.inputs), self.counts
-        kept, scans = len(self.before), len(self.scanned)
-        if not self.keep_shapes:
-            raise ValueError("a step reads a sequence, expected tensors: a Loop may read it")
+    def _find_slices(self, more_outputs: int, count: int, gives: int) -> None:
+        """What the copy reads in each step: of what it is a slice, along which axis, in which direction forward."""
+        n, inputs, kept, scans = self.n, list[Any](self.n.node.inputs), len(self.before), len(self.scanned)
         axes, directions = [], []
         if scans:
             axes, directions = _each(n.scan_input_axes, scans), _each(n.scan_input_directions, scans)
+        states = count + len(self.records)
+        read = [(k, v) for k, v in enumerate(self.before) if v.uses() and k not in self.records]
         self.over: list[tuple[ir.Value, Any, int, int]]
-        self.over = [(v, _states(n, more_outputs, count, k), 0, 0) for k, v in enumerate(self.before) if v.uses()]
+        self.over = [(v, _states(n, more_outputs, states, k), 0, 0) for k, v in read]
         every = [(v, n.builder.tensor(inputs[kept + k]), axes[k], directions[k]) for k, v in enumerate(self.scanned)]
         self.over += [entry for entry in every if entry[0].uses()]
         out_axes, out_directions = _placed(n, gives)
         for k, g in zip(self.given, self.slices, strict=True):
             self.over.append((g.value, n.grads[k], out_axes[k - count], out_directions[k - count]))
         # One at least says how many steps there are.
-        self.over = self.over or every[:1] or [(self.before[0], _states(n, more_outputs, count, 0), 0, 0)]
+        self.over = self.over or every[:1] or [(self.before[0], _states(n, more_outputs, states, 0), 0, 0)]
         self.placed = [axes[k] for k in self.chosen], [1 - directions[k] for k in self.chosen]
-        graph = self.inner.graph
-        graph.inputs.clear()
-        graph.inputs.extend([*(g.value for g in self.carried), *(entry[0] for entry in self.over)])
 
     def scan(self, builder: Builder) -> list[Tensor]:
         """The gradients of the targets, by a Scan."""
+        graph = self.inner.graph
+        graph.inputs[:] = [*(g.value for g in self.carried), *(entry[0] for entry in self.over)]
         attributes = {
-            "body": self.inner.graph,
+            "body": graph,
             "num_scan_inputs": len(self.over),
             "scan_input_axes": [entry[2] for entry in self.over],
             "scan_input_directions": [1 - entry[3] for entry in self.over],
@@ -151,35 +148,38 @@ class _Steps:
     def loop(self) -> list[Tensor]:
         """The gradients of the targets, by a Loop."""
         n, inner, graph = self.n, self.inner, self.inner.graph
-        more_inputs, more_outputs, count, _ = self.counts
-        changing = [k for k, v in enumerate(self.before) if k >= more_inputs and v.uses() and not _keeps_shape(v)]
-        records = dict(zip(changing, _record(n, changing), strict=True))
-        count += len(records)
-        steps = op.Squeeze(op.Shape(_states(n, more_outputs, count, 0), start=0, end=1))
+        _, one, axis, _ = self.over[0]
+        steps = op.Squeeze(op.Shape(one, start=axis, end=None if axis == -1 else axis + 1))
         number, more = (
             _scalar(inner, name, kind) for name, kind in (("number", ir.DataType.INT64), ("more", ir.DataType.BOOL))
         )
         with inner.at_work(n.builder.scope):
             step = op.Sub(steps, op.Add(number, 1))
-            for k, v in enumerate(self.before):
-                if not v.uses():
-                    continue
-                if k < more_inputs:
-                    value = inner.constant(True, ir.DataType.BOOL) if k else step  # a step is taken if it is true
-                elif k in records:
-                    value = records[k].at(step)
-                    value.value.shape = v.shape
-                else:
-                    value = op.Gather(_states(n, more_outputs, count, k), step, axis=0)
-                v.replace_all_uses_with(value.value)
-            for k, g in zip(self.given, self.slices, strict=True):
-                g.value.replace_all_uses_with(op.Gather(n.grads[k], step, axis=0).value)
+            for v, x, axis, backward in self.over:
+                if v.uses():
+                    v.replace_all_uses_with(op.Gather(x, number if backward else step, axis=axis).value)
+            for k, record in self.records.items():
+                value = record.at(step).value
+                value.shape = self.before[k].shape
+                self.before[k].replace_all_uses_with(value)
             graph.outputs.insert(0, inner.copy(more).value)
         graph.sort()  # these came last
-        graph.inputs.clear()
-        graph.inputs.extend(t.value for t in (number, more, *self.carried))
+        graph.inputs[:] = [t.value for t in (number, more, *self.carried)]
         initial = [of_any_shape(g) if g.is_sequence else g for g in self.initial]
-        return _control_flow(n.builder, "Loop", [steps, None, *initial], {"body": graph}, self.targets)
+        slices = self.targets[len(self.initial) :]
+        stacks = [
+            ir.Value(type=v.type, shape=None if v.shape is None else ir.Shape([None] * len(v.shape))) for v in slices
+        ]
+        like = [*(gradient_value("", v) for v in self.targets[: len(initial)]), *stacks]
+        results = n.builder.control_flow("Loop", [steps, None, *initial], {"body": graph}, like)
+        for k, (value, axis, backward) in enumerate(zip(slices, *self.placed, strict=True), len(initial)):
+            if backward:  # the last step came first
+                results[k] = op.Slice(results[k], [-1], [np.iinfo(np.int64).min], [0], [-1])
+            rank = n.builder.tensor(value).rank
+            others = list(range(1, rank))
+            others.insert(axis % rank, 0)
+            results[k] = op.Transpose(results[k], perm=others)
+        return results
 
     def parts(self, grads: Sequence[Tensor]) -> Parts:
         """Those of them that are wanted."""
