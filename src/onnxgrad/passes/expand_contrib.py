@@ -298,7 +298,7 @@ def _kept(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
 
 
 def _refuse(**given: object) -> None:
-    """What is about a cache that a runtime shares from call to call."""
+    """Raises one sentence for inputs and attributes that are not left out and that no writer here knows."""
     for name, value in given.items():
         if value:
             raise ValueError(f"it has {name}, which there is no gradient for")
