@@ -12,8 +12,8 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from onnxgrad.cpu.core.conv.lines import lay_out
-from onnxgrad.cpu.core.halves import load, store, zero
+from onnxgrad.cpu.core.conv.lines import copy_line, inside
+from onnxgrad.cpu.core.halves import load, store
 from onnxgrad.cpu.core.jit import int64, machine_code, native
 from onnxgrad.cpu.core.parallel import parallel
 from onnxgrad.cpu.core.vectors import INT64, VECTOR_BYTES, Vectors, data_of
@@ -21,6 +21,7 @@ from onnxgrad.ops.families.windows import Axis
 from onnxgrad.tensor_types import Array
 
 HEIGHT = 6  # vectors of sums in registers
+TASK = 1 << 12  # elements of the result, at least
 
 
 @machine_code
@@ -78,8 +79,8 @@ def _correlate(
 
 
 @native
-def _channel(
-    number: int,
+def _some_channels(
+    task: int,
     source: Array,
     W: Array,
     bias: Array,
@@ -88,50 +89,51 @@ def _channel(
     phases: Array,
     planes: tuple[int, ...],
     sizes: tuple[int, ...],
+    count: int,
+    per_task: int,
 ) -> None:
-    """One channel of an image."""
+    """Channels of images, one after the other in memory that is laid out once: zeros around them stay."""
     lines, columns, line_pad, column_pad, line_stride, column_stride, rows, length = planes
     channels, kernel, out_lines, out_columns, line_step, column_step, room = sizes
     offsets, elements = taps
     lanes = VECTOR_BYTES // source.itemsize
-    channel = number % channels
     weights = np.empty(elements.size, source.dtype)
-    for tap in range(elements.size):
-        store(weights, tap, load(W, channel * kernel + load(elements, tap)))
-    image = np.empty(line_stride * column_stride * rows * length + room, source.dtype)
-    for plane in range(line_stride * column_stride):
-        up, left = plane // column_stride, plane % column_stride
-        for row in range(rows):
-            line, start = row * line_stride + up - line_pad, (plane * rows + row) * length
-            if line < 0 or line >= lines:
-                zero(image, start, start + length)
-            else:
-                at = (number * lines + line) * columns
-                lay_out(source, at, image, start, columns, column_pad, left, column_stride, length)
-    zero(image, image.size - room, image.size)
+    image = np.zeros(line_stride * column_stride * rows * length + room, source.dtype)
     sums = np.empty(rows * length + room, source.dtype)
-    added = load(bias, channel) if bias.size else type(load(source, 0))(0)
-    for phase in range(phases.size // 6):
-        at = phase * 6
-        first, end, up, left = load(phases, at), load(phases, at + 1), load(phases, at + 2), load(phases, at + 3)
-        height, width = load(phases, at + 4), load(phases, at + 5)
-        windows = (height - 1) * length + width
-        i = int64(0)
-        while i < windows:
-            if windows - i > lanes:  # several at once, of which some may be past the end
-                _correlate(HEIGHT, image, i, offsets, weights, first, end, sums, i)
-                i += HEIGHT * lanes
-            else:
-                _correlate(1, image, i, offsets, weights, first, end, sums, i)
-                i += lanes
-        for row in range(height):
-            start = (number * out_lines + up + row * line_step) * out_columns + left
-            if column_step == 1:
-                for j in range(width):
-                    store(target, start + j, load(sums, row * length + j) + added)
-            else:
-                for j in range(width):
-                    store(target, start + j * column_step, load(sums, row * length + j) + added)
+    for number in range(task * per_task, min(count, (task + 1) * per_task)):
+        channel = number % channels
+        for tap in range(elements.size):
+            store(weights, tap, load(W, channel * kernel + load(elements, tap)))
+        for plane in range(line_stride * column_stride):
+            up, left = plane // column_stride, plane % column_stride
+            begin, stop = inside(columns, column_pad, left, column_stride, length)
+            for row in range(rows):
+                line, start = row * line_stride + up - line_pad, (plane * rows + row) * length
+                if 0 <= line < lines:
+                    at = (number * lines + line) * columns + left - column_pad
+                    copy_line(source, at, image, start, begin, stop, column_stride)
+        added = load(bias, channel) if bias.size else type(load(source, 0))(0)
+        for phase in range(phases.size // 6):
+            at = phase * 6
+            first, end, up, left = load(phases, at), load(phases, at + 1), load(phases, at + 2), load(phases, at + 3)
+            height, width = load(phases, at + 4), load(phases, at + 5)
+            windows = (height - 1) * length + width
+            i = int64(0)
+            while i < windows:
+                if windows - i > lanes:  # several at once, of which some may be past the end
+                    _correlate(HEIGHT, image, i, offsets, weights, first, end, sums, i)
+                    i += HEIGHT * lanes
+                else:
+                    _correlate(1, image, i, offsets, weights, first, end, sums, i)
+                    i += lanes
+            for row in range(height):
+                start = (number * out_lines + up + row * line_step) * out_columns + left
+                if column_step == 1:
+                    for j in range(width):
+                        store(target, start + j, load(sums, row * length + j) + added)
+                else:
+                    for j in range(width):
+                        store(target, start + j * column_step, load(sums, row * length + j) + added)
 
 
 @native
@@ -148,7 +150,9 @@ def depthwise(
     scheduler: int,
 ) -> None:
     """`target`, a channel of an image at a time, by the tables of the convolution or of the input's gradient."""
-    parallel(scheduler, count, _channel, (source, W, bias, target, taps, phases, planes, sizes))
+    per_task = max(1, TASK // (target.size // count))
+    work = (source, W, bias, target, taps, phases, planes, sizes, count, per_task)
+    parallel(scheduler, (count + per_task - 1) // per_task, _some_channels, work)
 
 
 Tables = tuple[tuple[Array, Array], Array, tuple[int, ...], tuple[int, ...]]

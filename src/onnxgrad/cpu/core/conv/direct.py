@@ -6,7 +6,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from onnxgrad.cpu.core.conv.lines import lay_out
+from onnxgrad.cpu.core.conv.lines import copy_line, inside
 from onnxgrad.cpu.core.halves import load, store, zero
 from onnxgrad.cpu.core.jit import int64, machine_code, native
 from onnxgrad.cpu.core.parallel import parallel
@@ -83,11 +83,12 @@ def _add_products(
 def _spread_lines(
     X: Array, image: int, in_lines: int, in_width: int, pad: int, stride: int, length: int, target: Array
 ) -> None:
-    """Lines with zeros around them; with a stride, every so many elements by themselves: [line, phase, length]."""
-    for line in range(in_lines):
-        for phase in range(stride):
+    """Lines amid the zeros of `target`; with a stride, every so many elements by themselves: [line, phase, length]."""
+    for phase in range(stride):
+        first, end = inside(in_width, pad, phase, stride, length)
+        for line in range(in_lines):
             at = (line * stride + phase) * length
-            lay_out(X, image + line * in_width, target, at, in_width, pad, phase, stride, length)
+            copy_line(X, image + line * in_width + phase - pad, target, at, first, end, stride)
 
 
 @native
@@ -110,10 +111,13 @@ def _channel_weights(
     lanes = VECTOR_BYTES // X.itemsize
     kernel, windows, in_lines = kernel_lines * tap_count, out_lines * width, area // in_width
     length = (tap_count - 1) * dilation // stride + width
-    spread = np.empty(in_lines * stride * length, X.dtype)
+    spread = np.zeros(in_lines * stride * length, X.dtype)
     offsets = np.empty(tap_count, np.int64)
     for tap in range(tap_count):
         offsets[tap] = tap * dilation % stride * length + tap * dilation // stride
+    begins = np.empty(lines.size, np.int64)  # of each line in `spread`, or negative
+    for i in range(lines.size):
+        begins[i] = -1 if lines[i] < 0 else lines[i] // in_width * stride * length
     sums = np.zeros(outputs * kernel * lanes, X.dtype)
     part = np.empty(outputs * kernel * lanes, X.dtype)
     for image in range(images):
@@ -126,10 +130,9 @@ def _channel_weights(
             for line in range(kernel_lines):
                 at = (m * kernel + line * tap_count) * lanes
                 for out_line in range(out_lines):
-                    start = lines[line * out_lines + out_line]
-                    if start < 0:
+                    here, there = source + out_line * width, load(begins, line * out_lines + out_line)
+                    if there < 0:
                         continue
-                    here, there = source + out_line * width, start // in_width * stride * length
                     tap = int64(0)
                     while tap < tap_count:
                         left = tap_count - tap
