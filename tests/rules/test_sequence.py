@@ -1,8 +1,12 @@
 """Gradients of sequences and optionals whose lengths are known only when the model runs, against differences."""
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
 from tests.gradients import check_model, parsed
+
+import onnxgrad
 
 RNG = np.random.default_rng(5)
 HEAD = "g (float[T,3] x, float[3] w, int64 size, int64 k) => (float[N,M] y)"
@@ -78,3 +82,30 @@ def test_products_of_matrices_of_unknown_ranks(left, right):
         "last": np.array(-1),
     }
     check_model(model, feeds, ["a", "b"])
+
+
+def test_inputs_and_outputs_that_are_sequences():
+    model = parsed("""g (seq(float[N,3]) s, float[3] w, int64 k) => (seq(float[N,3]) t) {
+        a = SequenceAt(s, k)
+        b = Mul(a, w)
+        zero = Constant<value = int64 {0}>()
+        rest = SequenceErase(s, zero)
+        t = SequenceInsert(rest, b)
+    }""")
+    made = onnxgrad.gradient(model, ["s", "w"])
+    onnx.checker.check_model(made, full_check=True)
+    session = onnxruntime.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
+    s, g = ([RNG.standard_normal((n, 3)).astype(np.float32) for n in sizes] for sizes in ((2, 1, 4), (1, 4, 2)))
+    w = RNG.standard_normal(3).astype(np.float32)
+    *_, s_grad, w_grad = session.run(None, {"s": s, "w": w, "k": np.array(0), "t_grad": g})
+    for got, expected in zip(s_grad, [g[2] * w, g[0], g[1]], strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-6)
+    np.testing.assert_allclose(w_grad, (g[2] * s[0]).sum(0), rtol=1e-5)
+    made = onnxgrad.gradient(parsed("""g (seq(float[N,3]) s, int64 k) => (float y) {
+        a = SequenceAt(s, k)
+        y = ReduceSum<keepdims = 0>(a)
+    }"""), "s")  # fmt: skip
+    session = onnxruntime.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
+    _, found = session.run(None, {"s": s, "k": np.array(1)})
+    for k, (got, x) in enumerate(zip(found, s, strict=True)):
+        np.testing.assert_array_equal(got, np.full_like(x, k == 1))

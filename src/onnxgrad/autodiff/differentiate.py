@@ -9,6 +9,7 @@ import onnx_ir as ir
 from onnxgrad.autodiff.engine import NoRuleError, influences, write_gradient
 from onnxgrad.graph.builder import Builder
 from onnxgrad.graph.files import load
+from onnxgrad.graph.gradients import gradient_value, whole_gradient
 from onnxgrad.graph.suggest import listed, suggestion
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.passes.draft import Draft
@@ -208,7 +209,7 @@ def _seeds(builder: Builder, results: list[ir.Value]) -> dict[ir.Value, Tensor]:
     seeds = {}
     for value in results:
         tensor = builder.tensor(value)
-        if tensor.shape == ():
+        if tensor.shape == () and not tensor.is_sequence:
             with builder.at_work(f"{value.name}_grad"):
                 seeds[value] = builder.constant(1, tensor.dtype)
             continue
@@ -217,10 +218,8 @@ def _seeds(builder: Builder, results: list[ir.Value]) -> dict[ir.Value, Tensor]:
 
 
 def _new_input(builder: Builder, like: ir.Value, name: str) -> Tensor:
-    """An input of the type and shape of another value."""
-    tensor = builder.tensor(like)
-    made = ir.Value(name=builder.fresh_value_name(name))
-    made.dtype, made.shape = tensor.dtype, None if tensor.shape is None else ir.Shape(list(tensor.shape))
+    """An input of the type and shape of another value's gradient."""
+    made = gradient_value(builder.fresh_value_name(name), like)
     builder.graph.inputs.append(made)
     return builder.tensor(made)
 
@@ -232,9 +231,9 @@ def _add_outputs(
     names = {}
     taken: set[ir.Value] = {*builder.graph.inputs, *builder.graph.outputs}
     for source in sources:
-        total = found[source].value
-        producer = total.producer()
         with builder.at_work(f"{source.name}_{suffix}"):
+            total = whole_gradient(builder.tensor(source), found[source]).value
+            producer = total.producer()
             if total in taken or producer is None or producer.op_type == "Constant" or total.is_initializer():
                 total = builder.copy(builder.tensor(total)).value
         taken.add(total)

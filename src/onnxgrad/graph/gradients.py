@@ -68,6 +68,16 @@ def _add_at(total: Tensor, part: AtPosition) -> Tensor:
     return op.SequenceInsert(op.SequenceErase(total, position), new, position)  # type: ignore[no-any-return]
 
 
+def whole_gradient(of: Tensor, g: Tensor) -> Tensor:
+    """A gradient in which that of a sequence has all its zeros."""
+    if not g.is_sequence:
+        return g
+    empty = op.SequenceEmpty(dtype=g.dtype)
+    return for_each(
+        op.SequenceLength(g), empty, lambda k: op.Expand(op.SequenceAt(g, k), op.Shape(op.SequenceAt(of, k)))
+    )
+
+
 def of_any_shape(sequence: Tensor) -> Tensor:
     """The same sequence, as one whose shapes onnx does not know: it would infer that a Loop keeps them."""
     return sequence if sequence.shape is None else forget_shapes(sequence)
