@@ -411,6 +411,7 @@ def test_within_a_branch():
         got = made.run(None, {**arrays, "flag": np.array(flag), "y_grad": seed})
         for a, b in zip(got, expected, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+        assert onnxgrad.check_gradient(proto, {**arrays, "flag": np.array(flag)}, ["x", "w"]).worst < 2e-6
 
 
 def test_it_trains_and_the_file_keeps_its_operators(tmp_path):

@@ -290,7 +290,7 @@ def _whole_proto(model: Any) -> onnx.ModelProto:
     lift_initializers(Draft(loaded, "check_gradient"))
     # ML's weights are attributes, fused operators have kernels in float32 alone, and the definitions of others round to
     # float32 unless they are written out by now.
-    if any(node.domain == ML or node.op_type in ROUNDED or is_fused(node) for node in loaded.graph):
+    if any(node.domain == ML or node.op_type in ROUNDED or is_fused(node) for node in loaded.graph.all_nodes()):
         loaded = prepare(loaded, "check_gradient").model
     elif loaded.graph.opset_imports.get("", OLDEST_OPSET) < OLDEST_OPSET:
         loaded = Draft(loaded, "check_gradient").run(TO_NEW_OPSET).model
