@@ -21,7 +21,7 @@ def test_the_example_runs(tmp_path, monkeypatch):
     exec(code, {"__name__": "page"})
     Path("run.toml").write_text(settings)
     printed = [run(*shlex.split(command.replace("\\\n", ""))[1:]).stdout for command in commands]
-    heading = "epoch +updates +train loss +val loss +val accuracy +time"
+    heading = "epoch +updates +train loss +val loss +val accuracy +time +peak memory"
     assert re.search(heading, printed[0]) and re.search(heading, PAGE)
     assert events("trained.jsonl", "epoch")[4]["validation"]["accuracy"] > 0.8
     assert [e["epoch"] for e in events("trained.jsonl", "epoch")] == list(range(1, 9))

@@ -57,9 +57,9 @@ def run(*arguments, code=0):
 
 
 def events(path, name):
-    """The log's events of a name, without times."""
+    """The log's events of a name, without times and memory."""
     found = [json.loads(line) for line in Path(path).read_text().splitlines()]
-    return [{k: v for k, v in e.items() if k != "seconds"} for e in found if e["event"] == name]
+    return [{k: v for k, v in e.items() if k not in ("seconds", "peak_memory")} for e in found if e["event"] == name]
 
 
 def initializers(path):
@@ -94,6 +94,16 @@ def test_it_trains_as_the_trainer_does_and_says_what_it_wrote(folder):
     assert sorted(p.name for p in folder.iterdir()) == [
         "model.onnx", "train.npz", "trained.jsonl", "trained.onnx", "trained.safetensors", "trained.svg"
     ]  # fmt: skip
+
+
+def test_recompute_changes_no_number_and_the_table_has_the_peak_memory(folder):
+    plain, mine = (run(*BASE, *how, "-o", f"{k}.onnx") for k, how in enumerate(((), ("--recompute", "/tanh"))))
+    assert events("0.jsonl", "step") == events("1.jsonl", "step")
+    for result in (plain, mine):
+        assert re.search(r"time +peak memory *\n", result.stdout) and re.search(r" s +[0-9.]+ [MG]B *\n", result.stdout)
+        assert "  peak memory " in result.stderr
+    refused = run(*BASE, "--recompute", "nothing", "-o", "2.onnx", code=2)
+    assert refused.stderr.startswith("onnxgrad: Trainer: recompute names 'nothing', which matches no node or scope")
 
 
 def test_the_plot_has_the_curves(folder):

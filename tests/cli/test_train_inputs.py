@@ -298,10 +298,10 @@ def test_progress_where_there_is_no_terminal(capsys, monkeypatch):
     with Progress(quiet=False) as progress:
         progress.start_epoch(1, 2, 10, 3)
         progress.advance(0.5, 1e-3)
-        progress.end_epoch(Record(1, 4, 0.25, 75.0, {"loss": 20000.0}))
+        progress.end_epoch(Record(1, 4, 0.25, 75.0, {"loss": 20000.0}, 123_456_789))
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("epoch 1/2: 4/10  loss 0.5000  lr 1.00e-03  ") and lines[0].endswith(" left")
-    assert lines[1] == "epoch 1/2: loss 0.2500  validation:  loss 2.000e+04  1:15"
+    assert lines[1] == "epoch 1/2: loss 0.2500  validation:  loss 2.000e+04  1:15  peak memory 123 MB"
     with Progress(quiet=True) as progress:
         progress.start_epoch(1, 1, None)
         progress.advance(0.5, 1e-3)

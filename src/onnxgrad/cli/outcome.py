@@ -7,7 +7,7 @@ from pathlib import Path
 from onnxgrad.cli.plot import Curve, Panel, smoothed
 from onnxgrad.cli.run_log import Event, RunLog
 from onnxgrad.cli.tables import plain_console, show, size
-from onnxgrad.train.progress import clock, figure
+from onnxgrad.train.progress import clock, figure, in_bytes
 
 MOST_EPOCHS = 20  # in the table: the last ones, and the best
 
@@ -18,10 +18,11 @@ def show_outcome(log: RunLog, metrics: Sequence[str], files: Mapping[str, Path |
     best = best_epoch(epochs)
     validated = any(e["validation"] for e in epochs)
     measured = ["loss", *metrics] if validated else []
-    heading = ["epoch", "", "updates", "train loss", *(f"val {name}" for name in measured), "time"]
+    heading = ["epoch", "", "updates", "train loss", *(f"val {name}" for name in measured), "time", "peak memory"]
     rows = [
         [str(e["epoch"]), "best" if e is best else "", str(e["step"]), _number(e["loss"]),
-         *(_number(e["validation"].get(name)) for name in measured), clock(e["seconds"])]
+         *(_number(e["validation"].get(name)) for name in measured), clock(e["seconds"]),
+         in_bytes(e["peak_memory"]) if e.get("peak_memory") else "–"]
         for e in epochs if e in epochs[-MOST_EPOCHS:] or e is best
     ]  # fmt: skip
     show(heading, rows, numbers=len(heading) - 2)

@@ -8,6 +8,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from onnxgrad.train.progress import in_bytes
+
 WIDE = 240  # columns where the output is not a terminal, so that lines stay whole
 
 
@@ -41,9 +43,4 @@ def size(path: Path) -> str:
     """Of a file, in a few letters; a file of weights that stays may be missing."""
     if not path.exists():
         return "(not there)"
-    number = float(path.stat().st_size)
-    for unit in ("B", "kB", "MB"):
-        if number < 1000:
-            return f"{number:.3g} {unit}"
-        number /= 1000
-    return f"{number:.3g} GB"
+    return in_bytes(path.stat().st_size)

@@ -82,8 +82,10 @@ class Options:
     precision: Annotated[str, option(
         "Of products and, on a GPU, convolutions; fp16 is for GPUs.", "[float32|bf16|fp16]",
         type=click.Choice(["float32", "bf16", "fp16"]), default="float32")]
-    recompute: Annotated[bool, option(
-        "A Loop or Scan of n steps keeps about √n of its states, and computes each step once more.")]
+    recompute: Annotated[Sequence[str], option(
+        "Compute again instead of keeping it until the gradients are computed: 'steps', all but about √n states of a "
+        "Loop or Scan of n steps; with 'blocks', or patterns of node or scope names, also the activations in those. "
+        "Repeatable.", "steps|blocks|PATTERN")]
     shard_optimizer: Annotated[bool, option(
         "Under mpiexec or torchrun: each process keeps a shard of the optimizer's state instead of all of it.")]
     checkpoint: Annotated[Path | None, option("File to resume from; by default beside the output.", "FILE")]

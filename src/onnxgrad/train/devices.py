@@ -2,6 +2,8 @@
 
 import contextlib
 import functools
+import resource
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
@@ -54,6 +56,9 @@ class Device(Protocol):
     def at_work(self) -> contextlib.AbstractContextManager[None]:
         """Around a step: its work is ordered, also with the work before and after it."""
 
+    def peak_memory(self) -> int:
+        """Bytes: the most that this process has held so far, or what is taken of a GPU's memory, by whomever."""
+
 
 class Cpu:
     """The CPU, with all threads that onnxgrad.set_num_threads allows."""
@@ -104,6 +109,10 @@ class Cpu:
 
     def at_work(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
+
+    def peak_memory(self) -> int:
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return most if sys.platform == "darwin" else most * 1024
 
 
 class Cuda:
@@ -179,6 +188,10 @@ class Cuda:
         with self._torch.cuda.stream(self._stream):
             yield
         outside.wait_stream(self._stream)
+
+    def peak_memory(self) -> int:
+        free, total = self._torch.cuda.mem_get_info()  # onnxruntime and torch give nothing back that they took
+        return int(total - free)
 
 
 def device_of(name: str, local_rank: int | None = None, caller: str = "Trainer") -> Device:

@@ -27,13 +27,17 @@ class TrainingStoppedError(ArithmeticError):
 
 @dataclass(frozen=True)
 class Record:
-    """One epoch of fit(): its number, updates so far, the mean loss, its time, and the results of evaluate()."""
+    """One epoch of fit(): its number, updates so far, the mean loss, its time, and the results of evaluate().
+
+    `peak_memory` is in bytes: the most that the process has held so far; on a GPU, what is taken of its memory.
+    """
 
     epoch: int
     steps: int
     loss: float
     seconds: float
     validation: dict[str, float]
+    peak_memory: int = 0
 
 
 @dataclass
@@ -142,7 +146,8 @@ def _epoch(trainer: "Trainer", options: FitOptions, position: Position, progress
     trainer.expect_no_drift()
     found = {} if options.validation is None else trainer.evaluate(options.validation, options.metrics)
     seconds = time.perf_counter() - start
-    record = Record(position.epoch + 1, trainer.steps, position.total / position.batches, seconds, found)
+    mean = position.total / position.batches
+    record = Record(position.epoch + 1, trainer.steps, mean, seconds, found, trainer.peak_memory)
     position.epoch, position.batches, position.total = position.epoch + 1, 0, 0.0
     position.passes = getattr(options.batches, "epoch", 0)
     progress.end_epoch(record)

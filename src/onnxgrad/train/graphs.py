@@ -21,6 +21,7 @@ from onnxgrad.passes.finish import FOR_SESSIONS, drop_dead
 from onnxgrad.passes.fuse_gelu import fuse_gelu
 from onnxgrad.passes.fuse_loss import fuse_losses
 from onnxgrad.passes.mix_precision import mix_precision
+from onnxgrad.passes.recompute_blocks import recompute_blocks
 from onnxgrad.passes.recompute_steps import recompute_steps
 from onnxgrad.passes.sample_variance import use_sample_variance
 from onnxgrad.passes.save_batch_statistics import save_batch_statistics
@@ -45,6 +46,7 @@ class Selection(NamedTuple):
 
 
 ALL = Selection()
+STEPS = "steps"  # of loops: what `recompute` is about in any case
 
 
 class StepGraph(NamedTuple):
@@ -92,18 +94,20 @@ def step_graph(
     use_amx: bool = False,
     on_cpu: bool = False,
     precision: str = "float32",
-    recompute: bool = False,
+    recompute: bool | str | Sequence[str] = False,
 ) -> StepGraph:
     """Train mode, loss and gradients; `use_amx`: with products for AMX; `on_cpu`: with convolutions of our own.
 
     In the `precision` "bf16", products on the CPU round what they multiply; elsewhere, and in "fp16", values have the
-    half type. With `recompute` loops keep about √n of their states. With the number of a `group` of ranks, it is a step
-    of one rank's slice of a batch. Remarks are added to those of `prepared`.
+    half type. With `recompute` loops keep about √n of their states, and the blocks that it names none of their
+    activations. With the number of a `group` of ranks, it is a step of one rank's slice of a batch. Remarks are added
+    to those of `prepared`.
     """
     step = _Step(**vars(prepared), terms=_terms(loss), selection=selection, group=group)
     rounds_products = on_cpu and precision == "bf16"  # onnxruntime's CPU provider has no kernels for half types
     mixes = precision in HALF_TYPES and not rounds_products
     scales = precision == "fp16"
+    blocks = [] if isinstance(recompute, bool) else [name for name in _names(recompute) or () if name != STEPS]
     passes: list[Callable[[_Step], Any]] = [
         _keep_predictions,
         *([_add_slice_inputs] if group is not None else []),
@@ -127,6 +131,7 @@ def step_graph(
         *([use_permuted_matmul] if use_amx else []),
         *([use_depthwise_conv] if on_cpu else []),
         fuse_losses,
+        *([functools.partial(_recompute_blocks, names=blocks)] if blocks else []),
         *FOR_SESSIONS,
     ]
     step.run(passes)
@@ -286,6 +291,10 @@ def _keep_outputs_of_step(step: _Step) -> None:
     step.graph.outputs.clear()
     step.graph.outputs.extend(kept)
     weights_to_inputs(step.graph, [n for s in step.statistics for n in s.current])
+
+
+def _recompute_blocks(step: _Step, names: Sequence[str]) -> None:
+    recompute_blocks(step, names, step.loss, step.gradients)
 
 
 def _weights_to_inputs(step: _Step) -> None:

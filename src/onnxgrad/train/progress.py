@@ -81,7 +81,9 @@ class Progress:
         """A line that stays."""
         found = "".join(f"  {name} {figure(value)}" for name, value in record.validation.items())
         checked = f"  validation:{found}" if found else ""
-        self.say(f"epoch {record.epoch}/{self._epochs}: loss {figure(record.loss)}{checked}  {clock(record.seconds)}")
+        held = f"  peak memory {in_bytes(record.peak_memory)}" if record.peak_memory else ""
+        end = f"{checked}  {clock(record.seconds)}{held}"
+        self.say(f"epoch {record.epoch}/{self._epochs}: loss {figure(record.loss)}{end}")
 
     def say(self, line: str) -> None:
         """Prints a line, above the bar."""
@@ -93,6 +95,15 @@ class Progress:
 def figure(value: float) -> str:
     """Four digits after the point, unless the number is very small or large."""
     return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e4 else f"{value:.3e}"
+
+
+def in_bytes(number: float) -> str:
+    """So many bytes, in a few letters."""
+    for unit in ("B", "kB", "MB"):
+        if number < 1000:
+            return f"{number:.3g} {unit}"
+        number /= 1000
+    return f"{number:.3g} GB"
 
 
 def _speed(number: float) -> str:

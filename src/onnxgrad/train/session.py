@@ -17,8 +17,6 @@ from onnxgrad.train.devices import Device
 
 LARGE = 1 << 20  # bytes of a weight that is passed apart from the model, which protobuf limits to 2 GB
 
-LARGE_GRAPH = 5_000  # nodes
-
 
 class Session:
     """A session on a device; `run` takes the inputs that are not bound and returns the outputs that are not."""
@@ -42,7 +40,7 @@ class Session:
         onnxruntime = require_onnxruntime(caller)
         values: dict[str, Any] = {}
         if options is None:
-            options = _own_options(len(model.graph), quiet)
+            options = _own_options(quiet)
             if device.name != "cpu":
                 options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
             proto, weights = _apart(model)
@@ -149,19 +147,22 @@ class Session:
         return {name: value for name, value in zip(names, values, strict=True) if name in self._free}
 
 
-def _own_options(nodes: int, quiet: bool) -> Any:
-    """Those for a graph of so many nodes."""
-    options = register()
+def _own_options(quiet: bool) -> Any:
+    onnxruntime, options = require_onnxruntime("Trainer"), register()
     options.intra_op_num_threads = get_num_threads()
     if quiet:
         options.log_severity_level = 4
     # With a memory pattern the second run allocates all its memory at once, while that of the first stays in the
     # arena: an encoder of 4 layers held 582 MB instead of 350, and was no faster.
     options.enable_mem_pattern = False
-    # For every tensor onnxruntime searches the buffers of all tensors that are no longer needed for one of the same
-    # shape. Where each layer has dimensions of its own, that grows with the square of the graph: 4.5 s instead of
-    # 0.7 for 10,000 nodes, on an AMD EPYC. Without it tensors take their memory from the arena one by one.
-    options.enable_mem_reuse = nodes <= LARGE_GRAPH
+    # Otherwise a tensor's memory is kept for a later one of the same shape, however much later: an encoder of 12 layers
+    # with recompute="blocks" held 967 MB instead of 336. And for every tensor onnxruntime searches all buffers that are
+    # no longer needed, which grows with the square of the graph where each layer has dimensions of its own: 4.5 s
+    # instead of 0.7 for 10,000 nodes, on an AMD EPYC. Without it tensors take their memory from the arena one by one.
+    options.enable_mem_reuse = False
+    # In the order of the graph, as far as possible: the gradient of a weight comes as soon as it can, and what it reads
+    # is freed. Otherwise the gradients of weights come last, and that encoder keeps six times as many activations.
+    options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
     # Otherwise its threads spin for a while after a run, on the cores that the optimizer's update needs next.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     return options

@@ -54,6 +54,8 @@ class Trainer:
     and losses are float32 in any case, and evaluate() is float32 all through.
 
     With `recompute`, a Loop or Scan of n steps keeps about √n of its states, not all, and computes each step once more.
+    If it is "blocks", or patterns of the names of nodes or scopes, so does the rest of the model: what these compute is
+    computed again for the gradients, instead of being kept until then. The losses stay the same.
 
     With a `communicator`, of mpi4py or a process group of torch.distributed, its processes train together, on a slice
     of every batch each: all are given the same batches, and do what one process alone would do. With `shard_optimizer`
@@ -77,7 +79,7 @@ class Trainer:
         freeze_statistics: bool = False,
         device: str = "cpu",
         precision: str = "float32",
-        recompute: bool = False,
+        recompute: bool | str | Sequence[str] = False,
         schedule: Schedule | None = None,
         clip_norm: float | None = None,
         clip_value: float | None = None,
@@ -93,6 +95,8 @@ class Trainer:
         for name, limit in (("clip_norm", clip_norm), ("clip_value", clip_value)):
             if limit is not None and not limit > 0:
                 raise ValueError(f"Trainer: {name} is {limit!r}, expected a number above 0")
+        if not isinstance(recompute, bool) and not _are_names(recompute):
+            raise TypeError(f"Trainer: recompute is {recompute!r}, expected True, 'blocks' or patterns of names")
         if shard_optimizer and communicator is None:
             raise ValueError("Trainer: shard_optimizer needs a communicator, whose processes shard the state")
         self.ranks = ranks = ranks_of(communicator)
@@ -299,6 +303,11 @@ class Trainer:
         """Updates made."""
         return self._state.steps
 
+    @property
+    def peak_memory(self) -> int:
+        """Bytes: the most that this process has held so far; on a GPU, what is taken of its memory, by whomever."""
+        return self._device.peak_memory()
+
     def step(self, batch: Mapping[str, Any]) -> float:
         """Runs a batch and, after `accumulate` of them, updates the parameters; returns the loss before the update."""
         self.skips(batch)
@@ -436,7 +445,7 @@ class Trainer:
         KeyboardInterrupt says where. So is the last good state when the loss is not finite. A trainer that restores
         such a file continues with the next batch of the epoch. `log` is called with a dict for every update (event
         "step", epoch, step, loss, lr, gradient_norm, seconds) and for every epoch (event "epoch", epoch, step, loss,
-        seconds, validation).
+        seconds, validation, peak_memory).
         """
         where = None if checkpoint is None else Path(checkpoint)
         log = log if self.ranks.is_first or getattr(log, "on_every_rank", False) else None
@@ -555,6 +564,10 @@ class Trainer:
             model.graph.initializers[name].const_value = ir.Tensor(values, dtype=kind, name=name)
         to_inference_mode(model)
         return save(model, path, None if apart else path)
+
+
+def _are_names(given: Any) -> bool:
+    return isinstance(given, Sequence) and all(isinstance(name, str) for name in given)
 
 
 def _type_of_output(model: ir.Model, name: str) -> Any:
