@@ -472,6 +472,38 @@ def test_states_that_change_their_shape_and_sequences(name, count):
     check_model(model, {"n": np.array(count), "x": numbers(2, 3), "w": numbers(3)}, ["x", "w"])
 
 
+# What depends on what
+
+
+INDEPENDENT = """g (int64 n, bool flag, float[3] x, float[3] z, float[T,3] xs) =>
+        (float[3] a, float[3] b, float[3] c, float[3] d, float[T,3] e) {
+    a, b = Loop (n, , x, z) <body = l (int64 k, bool go, float[3] p, float[3] q) => (bool on, float[3] r, float[3] s) {
+        on = Identity(go)
+        r = Sin(p)
+        s = Mul(q, q)
+    }>
+    c, unused = If (flag) <
+        then_branch = t () => (float[3] tc, float[3] tu) { tc = Sin(x)  tu = Mul(x, z) },
+        else_branch = f () => (float[3] fc, float[3] fu) { fc = Exp(x)  fu = Exp(z) }
+    >
+    d, e = Scan <num_scan_inputs = 1, body = s (float[3] h, float[3] x1) => (float[3] h1, float[3] y1) {
+        h1 = Mul(h, x)
+        y1 = Mul(x1, z)
+    }> (z, xs)
+}"""
+
+
+@pytest.mark.parametrize(
+    "of, wrt, others", [("a", "x", "z"), ("b", "z", "x"), ("c", "x", "z"), ("d", "xz", []), ("e", ["z", "xs"], "x")]
+)
+def test_an_output_that_does_not_depend_on_a_value_gets_no_gradient_from_it(of, wrt, others):
+    feeds = {"n": np.array(3), "flag": np.array(True), "x": numbers(3), "z": numbers(3), "xs": numbers(4, 3)}
+    check_model(parsed(INDEPENDENT), feeds, list(wrt), [of])
+    for other in others:
+        with pytest.raises(ValueError, match=f"'{of}' does not depend on '{other}' in a way that has a gradient"):
+            onnxgrad.gradient(parsed(INDEPENDENT), other, of)
+
+
 # Training
 
 

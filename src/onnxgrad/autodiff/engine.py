@@ -12,11 +12,13 @@ from onnxgrad.domains import is_standard
 from onnxgrad.graph.broadcast import sum_to_shape
 from onnxgrad.graph.builder import Builder, schema_of
 from onnxgrad.graph.gradients import AtPosition, sum_gradients, zero_gradient
-from onnxgrad.graph.node import NodeView, captured, values_read
+from onnxgrad.graph.node import NodeView, captured, subgraphs, values_read
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.rules.registry import RULES, Function, Rule, nondiff, todo
 
 QUANTIZE, DEQUANTIZE = [("", "QuantizeLinear"), ("", "DynamicQuantizeLinear")], ("", "DequantizeLinear")
+
+CONTROL_FLOW = ("If", "Loop", "Scan")
 
 
 class NoRuleError(NotImplementedError):
@@ -62,8 +64,10 @@ def depends_on(nodes: Sequence[ir.Node], sources: set[ir.Value]) -> set[ir.Value
         known = RULES.get((_domain(node), node.op_type))
         if known is not None and known.is_zero:
             continue
+        if node.op_type in CONTROL_FLOW and is_standard(node.domain):
+            reached.update(_outputs_reached(node, reached))
         # An operator without a rule stops us only if the result turns out to need it.
-        if known is None or any(v in reached and f is not nondiff for v, f, _ in inputs_with_rules(node)):
+        elif known is None or any(v in reached and f is not nondiff for v, f, _ in inputs_with_rules(node)):
             reached.update(v for v in node.outputs if _may_have_gradient(v))
     return reached
 
@@ -74,11 +78,56 @@ def influences(nodes: Sequence[ir.Node], results: set[ir.Value]) -> set[ir.Value
     for node in reversed(nodes):
         if not any(v in reached for v in node.outputs):
             continue
-        if (_domain(node), node.op_type) in RULES:
+        if node.op_type in CONTROL_FLOW and is_standard(node.domain):
+            reached.update(_inputs_reached(node, reached))
+        elif (_domain(node), node.op_type) in RULES:
             reached.update(v for v, f, _ in inputs_with_rules(node) if f is not nondiff and _may_have_gradient(v))
         else:  # whoever asks for a gradient through it is told that there is no rule
             reached.update(v for v in values_read(node) if _may_have_gradient(v))
     return reached
+
+
+def _outputs_reached(node: ir.Node, reached: set[ir.Value]) -> list[ir.Value]:
+    """Of a node with subgraphs: the outputs that a gradient can flow from to one of these values."""
+    found = []
+    for graph, first_input, first_output, states in _bodies(node):
+        starts = {inside for inside, v in zip(graph.inputs, node.inputs, strict=False) if v in reached}
+        results = list(graph.outputs)[first_output:]
+        while True:  # a state may take what it depends on to the next step
+            inside = depends_on(list(graph), reached | starts)
+            more = {graph.inputs[first_input + k] for k in range(states) if results[k] in inside} - starts
+            if not more:
+                break
+            starts |= more
+        found += [v for v, result in zip(node.outputs, results, strict=False) if result in inside]
+    return [v for v in found if _may_have_gradient(v)]
+
+
+def _inputs_reached(node: ir.Node, reached: set[ir.Value]) -> list[ir.Value]:
+    """Of a node with subgraphs: the inputs, and values that they read, to which a gradient of these values can flow."""
+    found: list[ir.Value | None] = []
+    for graph, first_input, first_output, states in _bodies(node):
+        results = list(graph.outputs)[first_output:]
+        ends = {result for result, v in zip(results, node.outputs, strict=False) if v in reached}
+        while True:
+            inside = influences(list(graph), ends)
+            more = {results[k] for k in range(states) if graph.inputs[first_input + k] in inside} - ends
+            if not more:
+                break
+            ends |= more
+        found += [v for v, given in zip(node.inputs, graph.inputs, strict=False) if given in inside]
+        found += [v for v in captured(node) if v in inside]
+    return [v for v in found if v is not None and _may_have_gradient(v)]
+
+
+def _bodies(node: ir.Node) -> list[tuple[ir.Graph, int, int, int]]:
+    """The subgraphs, at which of their inputs and outputs the states begin, and how many states there are."""
+    if node.op_type == "If":
+        return [(graph, 0, 0, 0) for graph in subgraphs(node)]
+    body = node.attributes["body"].as_graph()
+    if node.op_type == "Loop":
+        return [(body, 2, 1, len(node.inputs) - 2)]
+    return [(body, 0, 0, len(node.inputs) - node.attributes["num_scan_inputs"].as_int())]
 
 
 def needed_for(nodes: Sequence[ir.Node], results: set[ir.Value]) -> set[ir.Node]:
@@ -99,9 +148,7 @@ def write_gradient(builder: Builder, seeds: dict[ir.Value, Tensor], wrt: Sequenc
     useful = needed_for(nodes, set(seeds))
     parts: dict[ir.Value, list[Tensor | AtPosition]] = {value: [seed] for value, seed in seeds.items()}
     for node in reversed(nodes):
-        if node not in useful or not any(v in live for v in node.outputs):
-            continue
-        if not any(v in parts for v in node.outputs):
+        if node not in useful or not any(v in live and v in parts for v in node.outputs):
             continue
         with builder.at_work(f"{node.name}_grad"):
             grads = [sum_gradients(builder.tensor(v), parts[v]) if v in parts else None for v in node.outputs]
