@@ -58,7 +58,7 @@ def grid_sample_grad(
     images, channels, *sizes = X.shape
     work, axes, size = accumulator(X.dtype), len(sizes), math.prod(sizes)
     table, slope_table = (a.astype(work) for a in weight_tables(mode))
-    chunks = channel_chunks(images, channels)
+    chunks = channel_chunks(images, channels, size)
     layout = Layout(
         images,
         channels if size else 0,  # of an image without elements nothing is read

@@ -51,7 +51,7 @@ def roi_align_grad(
     spatial_scale: float,
 ) -> None:
     images, channels, height, width = X.shape
-    chunks = channel_chunks(images, channels)
+    chunks = channel_chunks(images, channels, height * width)
     layout = Layout(
         images,
         channels if height * width else 0,  # of an image without elements nothing is read

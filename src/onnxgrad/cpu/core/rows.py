@@ -11,11 +11,16 @@ from onnxgrad.cpu.core.vectors import INT32, INT64, Vectors, data_of
 ROW = 8  # numbers
 TASKS = 16  # wanted
 CHANNELS, MOST_CHANNELS = 16, 64  # of a task, where there are as many: each task finds anew what is read
+ELEMENTS = 1 << 24  # of a task, at most, where that leaves a row
 
 
-def channel_chunks(images: int, channels: int) -> int:
-    """In how many chunks the channels of each image are summed: it follows from the shape alone, as the bits do."""
-    return max(1, -(-channels // MOST_CHANNELS), min(channels // CHANNELS, -(-TASKS // max(1, images))))
+def channel_chunks(images: int, channels: int, size: int) -> int:
+    """In how many chunks the channels of each image are summed: it follows from the shape alone, as the bits do.
+
+    A task has its channels in memory of its own, planes of `size` elements.
+    """
+    most = min(MOST_CHANNELS, max(ROW, ELEMENTS // max(1, size)))
+    return max(1, -(-channels // most), min(channels // CHANNELS, -(-TASKS // max(1, images))))
 
 
 def _over(builder: ir.IRBuilder, count: Any, start: Any, body: Any) -> Any:

@@ -24,59 +24,98 @@ def _add_products(
     a: Any,
     a_start: Any,
     b: Any,
-    b_start: Any,
+    begins: Any,
+    begin_start: Any,
+    lines: Any,
     offsets: Any,
     offset_start: Any,
     count: Any,
     sums: Any,
     sum_start: Any,
 ) -> Any:
-    """For each of `taps`, adds a[i] · b[i + its offset], i below `count`, to a vector of sums, lane by lane."""
+    """For each of `taps`, adds products to a vector of sums, lane by lane, which stays in a register for all lines.
+
+    A line has a[i] · b[its begin + i + the tap's offset], i below `count`; in `a` they stand one after the other. One
+    whose begin is negative is left out.
+    """
     height = taps.literal_value
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
-        _, a_array, a_at, b_array, b_at, o_array, o_at, total, s_array, s_at = values
+        _, a_array, a_at, b_array, begin_array, begin_at, line_count, o_array, o_at, total, s_array, s_at = values
         v = Vectors(builder, sums.dtype.bitwidth // 8)
-        arrays = (a, a_array, a_at), (b, b_array, b_at), (offsets, o_array, o_at), (sums, s_array, s_at)
-        a_base, b_base, offset_base, sum_base = (
+        arrays = (a, a_array, a_at), (begins, begin_array, begin_at), (offsets, o_array, o_at), (sums, s_array, s_at)
+        a_base, begin_base, offset_base, sum_base = (
             builder.gep(data_of(context, builder, kind, array), [start]) for kind, array, start in arrays
         )
-        bases = [builder.gep(b_base, [builder.load(builder.gep(offset_base, [INT64(tap)]))]) for tap in range(height)]
+        b_base = data_of(context, builder, b, b_array)
+        shifted = [builder.gep(b_base, [builder.load(builder.gep(offset_base, [INT64(tap)]))]) for tap in range(height)]
         places = [v.at(sum_base, INT64(tap * v.lanes)) for tap in range(height)]
-        old = [v.load(place) for place in places]
         whole = builder.and_(total, INT64(-v.lanes))
-        before = builder.block
-        loop, done = builder.append_basic_block("add"), builder.append_basic_block("added")
-        builder.cbranch(builder.icmp_signed(">", whole, INT64(0)), loop, done)
+        rest = v.compare("<", builder.sub(total, whole))
+        some, many = builder.icmp_signed("<", whole, total), builder.icmp_signed(">", whole, INT64(0))
+        start, entry = [v.load(place) for place in places], builder.block
+        line, here, loop, done, ready, following = (
+            builder.append_basic_block(name) for name in ("line", "here", "add", "added", "ready", "next")
+        )
+
+        def joined(*ways: tuple[list[Any], Any]) -> list[Any]:
+            """Values that come from several blocks."""
+            merged = [builder.phi(v.type) for _ in range(height)]
+            for values_of, block in ways:
+                for value, result in zip(merged, values_of, strict=True):
+                    value.add_incoming(result, block)
+            return merged
+
+        builder.branch(line)
+        builder.position_at_end(line)
+        number, old = builder.phi(INT64), joined((start, entry))
+        number.add_incoming(INT64(0), entry)
+        begin = builder.load(builder.gep(begin_base, [number]))
+        builder.cbranch(builder.icmp_signed("<", begin, INT64(0)), following, here)
+
+        builder.position_at_end(here)
+        left_base = builder.gep(a_base, [builder.mul(number, total)])
+        bases = [builder.gep(base, [begin]) for base in shifted]
+        builder.cbranch(many, loop, done)
+
         builder.position_at_end(loop)
-        i = builder.phi(INT64)
-        i.add_incoming(INT64(0), before)
-        running = [builder.phi(v.type) for _ in range(height)]
-        for value, start in zip(running, old, strict=True):
-            value.add_incoming(start, before)
-        left = v.load(v.at(a_base, i))
+        i, running = builder.phi(INT64), joined((old, here))
+        left = v.load(v.at(left_base, i))
         new = [v.fma(left, v.load(v.at(base, i)), value) for base, value in zip(bases, running, strict=True)]
-        following = builder.add(i, INT64(v.lanes))
-        i.add_incoming(following, loop)
+        after = builder.add(i, INT64(v.lanes))
+        i.add_incoming(INT64(0), here)
+        i.add_incoming(after, loop)
         for value, result in zip(running, new, strict=True):
             value.add_incoming(result, loop)
-        builder.cbranch(builder.icmp_signed("<", following, whole), loop, done)
+        builder.cbranch(builder.icmp_signed("<", after, whole), loop, done)
+
         builder.position_at_end(done)
-        merged = []
-        for start, result in zip(old, new, strict=True):
-            value = builder.phi(v.type)
-            value.add_incoming(start, before)
-            value.add_incoming(result, loop)
-            merged.append(value)
+        added = joined((old, here), (new, loop))
+        builder.cbranch(some, ready, following)
+
         # Of the last vector only what belongs to the line is read, so that nothing else, infinite perhaps, gets in.
-        rest = v.compare("<", builder.sub(total, whole))
-        left = v.masked_load(v.at(a_base, whole), rest)
-        for base, value, place in zip(bases, merged, places, strict=True):
-            v.store(v.fma(left, v.masked_load(v.at(base, whole), rest), value), place)
+        builder.position_at_end(ready)
+        left = v.masked_load(v.at(left_base, whole), rest)
+        last = [
+            v.fma(left, v.masked_load(v.at(base, whole), rest), value) for base, value in zip(bases, added, strict=True)
+        ]
+        builder.branch(following)
+
+        builder.position_at_end(following)
+        results = joined((old, line), (added, done), (last, ready))
+        next_number = builder.add(number, INT64(1))
+        number.add_incoming(next_number, following)
+        for value, result in zip(old, results, strict=True):
+            value.add_incoming(result, following)
+        end = builder.append_basic_block("end")
+        builder.cbranch(builder.icmp_signed("<", next_number, line_count), line, end)
+        builder.position_at_end(end)
+        for result, place in zip(results, places, strict=True):
+            v.store(result, place)
         return context.get_dummy_value()
 
     n = types.int64
-    return types.void(taps, a, n, b, n, offsets, n, n, sums, n), generate
+    return types.void(taps, a, n, b, begins, n, n, offsets, n, n, sums, n), generate
 
 
 @native
@@ -128,23 +167,19 @@ def _channel_weights(
         for m in range(outputs):
             source = ((image * groups + group) * outputs + m) * windows
             for line in range(kernel_lines):
-                at = (m * kernel + line * tap_count) * lanes
-                for out_line in range(out_lines):
-                    here, there = source + out_line * width, load(begins, line * out_lines + out_line)
-                    if there < 0:
-                        continue
-                    tap = int64(0)
-                    while tap < tap_count:
-                        left = tap_count - tap
-                        if left == 3 or left == 4:
-                            _add_products(3, dY, here, spread, there, offsets, tap, width, part, at + tap * lanes)
-                            tap += 3
-                        elif left >= 5:
-                            _add_products(5, dY, here, spread, there, offsets, tap, width, part, at + tap * lanes)
-                            tap += 5
-                        else:
-                            _add_products(1, dY, here, spread, there, offsets, tap, width, part, at + tap * lanes)
-                            tap += 1
+                at, first = (m * kernel + line * tap_count) * lanes, line * out_lines
+                tap = int64(0)
+                while tap < tap_count:
+                    left, to = tap_count - tap, at + tap * lanes
+                    if left == 3 or left == 4:
+                        _add_products(3, dY, source, spread, begins, first, out_lines, offsets, tap, width, part, to)
+                        tap += 3
+                    elif left >= 5:
+                        _add_products(5, dY, source, spread, begins, first, out_lines, offsets, tap, width, part, to)
+                        tap += 5
+                    else:
+                        _add_products(1, dY, source, spread, begins, first, out_lines, offsets, tap, width, part, to)
+                        tap += 1
         for i in range(part.size):
             store(sums, i, load(sums, i) + load(part, i))
     for m in range(outputs):
