@@ -301,6 +301,20 @@ def test_a_loop_by_number_and_by_condition(count, go, most, of):
         np.testing.assert_allclose(got[f"{name}_grad"], expected.numpy(), rtol=2e-4, atol=2e-5)
 
 
+def test_a_loop_without_states():
+    model = parsed("""g (int64 n, float[2,3] x, float[3] w) => (float[T,2,3] ys) {
+        ys = Loop (n) <body = step (int64 k, bool go) => (bool on, float[2,3] y) {
+            on = Identity(go)
+            number = CastLike(k, x)
+            a = Mul(x, w)
+            b = Add(a, number)
+            y = Sin(b)
+        }>
+    }""")
+    model.graph.node[0].input.append("")
+    check_model(model, {"n": np.array(3), "x": numbers(2, 3), "w": numbers(3)}, ["x", "w"])
+
+
 def test_a_loop_in_a_branch_in_a_scan():
     model = parsed("""g (int64 n, float[2] s0, float[T,2] xs, float[2] w) => (float[2] s) {
         zero = Constant<value = float {0.0}>()

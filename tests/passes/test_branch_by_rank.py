@@ -69,3 +69,8 @@ def test_an_if_in_a_branch_decides_a_rank(outer, inner):
     }""")
     feeds = {"outer": np.array(outer), "inner": np.array(inner), "x": numbers(4, 4), "w": numbers(4, 4)}
     check_model(model, feeds, ["x", "w"], twice=False)
+
+
+def test_what_training_changes_does_not_move():
+    model = parsed(TWO_RANKS.replace("s = Sin(d)", "s = Dropout(d)"))
+    assert [n.op_type for n in prepare(load(model, "test"), "test").graph].count("MatMul") == 2

@@ -8,13 +8,14 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxgrad.domains import is_standard
-from onnxgrad.graph.builder import Builder
+from onnxgrad.graph.builder import RANDOM, Builder
 from onnxgrad.graph.node import subgraphs, values_read
 from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.fold_shapes import fold_shapes
 from onnxgrad.passes.infer import infer
 
 BRANCHES = ("then_branch", "else_branch")
+STAYS = RANDOM | {"BatchNormalization"}  # what training changes, and what may not be computed twice
 
 
 def branch_by_rank(draft: Draft) -> None:
@@ -34,9 +35,11 @@ def _take_in_once(main: ir.Graph) -> bool:
             if node.op_type != "If" or not is_standard(node.domain):
                 continue
             if any(_rank_is_unknown(v) and v.uses() for v in node.outputs) and _branches_decide(node):
-                _take_in(builder, graph, node)
-                main.sort()  # it may read what came after it
-                return True
+                readers = _readers(graph, node)
+                if not any(inner.op_type in STAYS for inner in _with_subgraphs(readers)):
+                    _take_in(builder, graph, node, readers)
+                    main.sort()  # it may read what came after it
+                    return True
     return False
 
 
@@ -50,7 +53,8 @@ def _branches_decide(node: ir.Node) -> bool:
     return all(isinstance(v.producer(), ir.Node) and v.producer().op_type == "If" for v in results)  # type: ignore[union-attr]
 
 
-def _take_in(builder: Builder, graph: ir.Graph, node: Any) -> None:
+def _readers(graph: ir.Graph, node: ir.Node) -> list[ir.Node]:
+    """What reads the results of unknown rank, or others that follow from them, and all that lies in between."""
     later = list(graph)[list(graph).index(node) + 1 :]
     unknown, moved = {v for v in node.outputs if _rank_is_unknown(v)}, set()
     for other in later:
@@ -58,8 +62,15 @@ def _take_in(builder: Builder, graph: ir.Graph, node: Any) -> None:
             moved.add(other)
             unknown.update(filter(_rank_is_unknown, other.outputs))
     moved |= _after(later, moved) & _before(later, moved)
-    nodes = [n for n in later if n in moved]
-    everything = {n for outer in nodes for n in (outer, *(i for g in subgraphs(outer) for i in g.all_nodes()))}
+    return [n for n in later if n in moved]
+
+
+def _with_subgraphs(nodes: list[ir.Node]) -> set[ir.Node]:
+    return {n for outer in nodes for n in (outer, *(i for g in subgraphs(outer) for i in g.all_nodes()))}
+
+
+def _take_in(builder: Builder, graph: ir.Graph, node: Any, nodes: list[ir.Node]) -> None:
+    everything = _with_subgraphs(nodes)
     first = len(node.outputs)
     results = [v for n in nodes for v in n.outputs if v.is_graph_output() or {u for u, _ in v.uses()} - everything]
     node.resize_outputs(first + len(results))

@@ -17,7 +17,7 @@ def forget_sequence_shapes(draft: Draft) -> None:
     states = [
         (node, k, value, inside.type)
         for node in loops
-        for k, (value, inside) in enumerate(zip(node.inputs, node.attributes["body"].as_graph().inputs, strict=True))
+        for k, (value, inside) in enumerate(zip(node.inputs, node.attributes["body"].as_graph().inputs, strict=False))
         if value is not None and isinstance(inside.type, ir.SequenceType) and not _is_empty(value)
     ]
     if not states:

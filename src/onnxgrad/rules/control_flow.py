@@ -187,7 +187,7 @@ class _Steps:
 
 
 def _keeps_shape(state: ir.Value) -> bool:
-    """Inference found a dimension for all steps, by number or name, or none."""
+    """Whether all dimensions are known, by number or name: inference leaves out those that may change."""
     dims = dims_of(state)
     return isinstance(state.type, ir.TensorType) and dims is not None and None not in dims
 
