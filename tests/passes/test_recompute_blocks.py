@@ -36,9 +36,9 @@ def transformer(layers, width=8, length=6):
     """Attention and two linear layers with a way around each, so many times; nodes are named by layer."""
     body = "".join(LAYER.format(k=k, next=k + 1) for k in range(layers))
     model = onnx.parser.parse_model(
-        f'<ir_version: 9, opset_import: ["" : 17]> net (int64[N, {length}] ids) => (float[N, 5] logits) {{'
-        f"x0 = Gather (table, ids)\n {body} m = ReduceMean <axes = [1], keepdims = 0> (x{layers})\n"
-        "logits = MatMul (m, head) }"
+        f'<ir_version: 10, opset_import: ["" : 20]> net (int64[N, {length}] ids) => (float[N, 5] logits) {{'
+        f"x0 = Gather (table, ids)\n {body} over = Constant <value_ints = [1]> ()\n"
+        f"m = ReduceMean <keepdims = 0> (x{layers}, over)\n logits = MatMul (m, head) }}"
     )
     for node in model.graph.node:
         k = "".join(c for c in node.output[0] if c.isdigit())
@@ -96,6 +96,16 @@ def test_blocks_begin_where_one_tensor_joins_them():
     mine = trainer(transformer(6), recompute="blocks")
     delayed = [n for n in mine._step.model.graph if n.op_type == "Where" and "_again" in str(n.name)]
     assert {n.inputs[1].name for n in delayed} >= {f"x{k}" for k in range(1, 5)}
+
+
+def test_modules_as_torch_export_writes_them():
+    model = transformer(3)
+    for k, node in enumerate(model.graph.node):
+        scopes = ["", "layers", node.name.split("/")[1], "x"] if node.name.count("/") > 1 else ["", "x"]
+        node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=str(scopes))
+        node.name = f"node_{k}"
+    mine = trainer(model, recompute="layers.*")
+    assert kept(mine) == kept(trainer(transformer(3), recompute="/layers.*")) < 0.5 * kept(trainer(model))
 
 
 def test_nodes_by_their_names_are_apart():
@@ -167,7 +177,7 @@ import sys, onnx
 from pathlib import Path
 from tests.passes.test_recompute_blocks import batch, trainer, transformer
 
-mine = trainer(transformer(12, 64, 64), recompute=sys.argv[1])
+mine = trainer(transformer(12, 64, 64), recompute=sys.argv[1] or False)
 mine.step(batch(0, 4, 64))  # loads kernels
 before = mine.peak_memory
 mine.step(batch(0, 64, 64))

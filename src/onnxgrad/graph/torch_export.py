@@ -48,12 +48,17 @@ def kind_of(value: ir.Value) -> str | None:
     return value.metadata_props.get(_KIND)
 
 
+def modules_of(node: ir.Node) -> list[str] | None:
+    """The names of the modules that torch.export saw a node in, the outer ones first: "", `layers`, `layers.0`."""
+    text = node.metadata_props.get(_SCOPES)
+    return None if text is None else ast.literal_eval(text)[:-1]
+
+
 def module_of(node: ir.Node) -> str | None:
     """The name of the module that a node came from: `layers.0.fc1`, and "" for the whole."""
-    text = node.metadata_props.get(_SCOPES)
-    if text is not None:
-        scopes: list[str] = ast.literal_eval(text)
-        return scopes[-2] if len(scopes) > 1 else ""
+    modules = modules_of(node)
+    if modules is not None:
+        return modules[-1] if modules else ""
     name = node.name or ""
     return ".".join(name.split("/")[1:-1]) if name.startswith("/") else None
 

@@ -18,6 +18,7 @@ import onnx_ir as ir
 from onnxgrad.graph.builder import RANDOM, Builder, op
 from onnxgrad.graph.node import subgraphs
 from onnxgrad.graph.suggest import suggestion
+from onnxgrad.graph.torch_export import modules_of
 from onnxgrad.passes.draft import Draft
 
 BLOCKS = "blocks"
@@ -25,7 +26,6 @@ LAST = 50  # activations, among which is the one that all gradients read: the lo
 # What is not computed twice: random numbers, which would be others; sums over ranks, which are small and take long;
 # BatchNormalization of onnxruntime in train mode, which writes over its running statistics; and shapes.
 ONCE = {*RANDOM, "AllReduceSum", "BatchNormalization", "Shape", "Size", "Constant"}
-NAMESPACE = "pkg.torch.onnx.namespace"  # where torch's exporter says which modules a node comes from
 
 
 def recompute_blocks(draft: Draft, names: Sequence[str], loss: str, gradients: Mapping[str, str]) -> None:
@@ -212,11 +212,10 @@ def _connected(nodes: Iterable[ir.Node]) -> list[list[ir.Node]]:
 
 
 def _scopes(node: ir.Node) -> list[str]:
-    """The modules that a node is in, the outer ones first: /layers/layers.0 of /layers/layers.0/up/MatMul."""
+    """The modules that a node is in, the outer ones first: /layers/layers.0 of …/layers.0/up/MatMul, or layers.0."""
     parts = str(node.name).split("/")
     of_name = ["/".join(parts[:k]) for k in range(1, len(parts))]
-    of_torch = [part.split(":")[0].strip() for part in node.metadata_props.get(NAMESPACE, "").split("/")]
-    return [name for name in (*of_name, *of_torch[:-1]) if name]
+    return [name for name in (*of_name, *(modules_of(node) or ())) if name]
 
 
 def _delayed(builder: Builder, starts: Sequence[ir.Value], gradient: ir.Value) -> dict[ir.Value, ir.Value]:

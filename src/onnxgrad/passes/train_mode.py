@@ -118,6 +118,7 @@ def _drop_by_seed(graph: ir.Graph, node: ir.Node, seed: ir.Value, number: int, p
         total = seeds.made("seed_here", "Add", total, seeds.made("before", "Div", elements, count))
     drop = ir.Node(OWN, "SeededDropout", [data, total], [ir.AttrFloat32("ratio", ratio)], num_outputs=1)
     drop.name = f"{node.name}_drop"
+    drop.metadata_props.update(node.metadata_props)  # which module it is in
     graph.insert_before(node, drop)
     take_place(drop.outputs[0], node.outputs[0])
     graph.remove(node, safe=True)
