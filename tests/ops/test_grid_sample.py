@@ -108,6 +108,17 @@ def test_places_that_are_no_numbers_do_no_harm_elsewhere(mode, padding_mode):
         np.testing.assert_array_equal(dX, call(grid_sample_grad, dY, X, bad, mode=mode, padding_mode=padding_mode)[0])
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_what_has_no_weight_is_left_out(mode):
+    dY, X, grid = arrays((1, 3, 4, 5), (2, 2))
+    grid[0, 0, 0] = 5  # outside of the image
+    dY[0, :, 0, 0], X[0, :, 0, 0] = np.inf, -np.inf
+    grid[0, 0, 1] = grid[0, 1] = 0.3  # which does not read the first element
+    dX, dgrid = check(grid_sample_grad, dY, X, grid, mode=mode)
+    assert np.isfinite(dX).all()
+    assert np.isfinite(dgrid).all()
+
+
 @pytest.mark.parametrize("align_corners", [False, True])
 @pytest.mark.parametrize("padding_mode", PADDINGS)
 @pytest.mark.parametrize(("mode", "axes"), [k for k in KINDS if k[1] > 1])
@@ -155,7 +166,8 @@ def expected(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Expected
         op.definition(dY, X, grid + 2 * precision.unit * (1 + np.abs(grid)) * rng.choice([-1, 1], grid.shape), **kwargs)
         for _ in range(NUDGES)
     ]
-    largest = np.abs(dY).max(initial=0) * max(1, np.abs(X).max(initial=0)) * max(X.shape)
+    largest_g, largest_x = (np.abs(a[np.isfinite(a)]).max(initial=0) for a in (dY, X))
+    largest = largest_g * max(1, largest_x) * max(X.shape)
     terms = dY[0, 0].size * 4 ** (X.ndim - 2) + X.shape[1] + 8
     bounds = []
     for k, result in enumerate(results):

@@ -222,7 +222,8 @@ def _channels(task: int, work: Any, reads: int, axes: int, taps: int) -> None:
             transpose(dY, y, layout.places, end - first, count, g, 0, row)
         for p in range(count if dX.size and end > first else 0):
             for k in range(p * taps, p * taps + taps):
-                add_scaled(sums, load(numbers, k) * row, g, p * row, row, load(products, k))
+                if load(products, k) != nothing:  # what is outside of the image, infinite perhaps, has no weight
+                    add_scaled(sums, load(numbers, k) * row, g, p * row, row, load(products, k))
         to = (task * layout.places + block) * axes
         for p in range(count if partial.size else 0):
             for k in range(taps if end > first else 0):
@@ -230,7 +231,8 @@ def _channels(task: int, work: Any, reads: int, axes: int, taps: int) -> None:
             for axis in range(axes):
                 total, by = nothing, (1 + axis) * BLOCK * taps + p * taps
                 for k in range(taps if end > first else 0):
-                    total += load(found, k) * load(products, by + k)
+                    if load(products, by + k) != nothing:
+                        total += load(found, k) * load(products, by + k)
                 store(partial, to + p * axes + axes - 1 - axis, total)
     if dX.size:
         transpose(sums, 0, row, size, end - first, dX, start, size)

@@ -194,7 +194,7 @@ def _add_up_reads(
         weight = tl.load(weights + read, here, other=0)
         place = read // taps % places
         g = tl.load(dY + plane * places + place[:, None], both & here[:, None], other=0).to(WORK)
-        total += tl.where(here[:, None], g * weight[:, None], 0)
+        total += tl.where((here & (weight != 0))[:, None], g * weight[:, None], 0)
     to = plane * size + (element % size)[:, None]
     tl.store(dX + to, to_type(total, dX.dtype.element_ty), both)
 
@@ -219,6 +219,6 @@ def _of_places(
                 plane = image * channels + channel
                 g = tl.load(dY + plane * of_image + place - image * of_image, used, other=0).to(WORK)
                 found += g * tl.load(X + plane * size + at, used, other=0).to(WORK)
-            total += tl.where(used, found * change, 0)
+            total += tl.where(used & (change != 0), found * change, 0)
         to = dgrid + place * AXES + AXES - 1 - by
         tl.store(to, to_type(total, dgrid.dtype.element_ty), exists)

@@ -61,24 +61,26 @@ class Samples:
         self.along = [
             _reads(o, o.Gather(coordinates, [axes - 1 - a], axis=2), o.Gather(sizes, [a]), how) for a in range(axes)
         ]
-        self.taps = len(WEIGHTS[how.mode][0]) ** axes
+        self.reads = len(WEIGHTS[how.mode][0])
         self.weights = self._product([reads.weights for reads in self.along])
-        self.rows = o.Reshape(self._channels_last(X, self.size), o.dims(self.images * self.size, self.channels))
+        rows = o.dims(self.images * self.size, self.channels)
+        self.rows = o.Reshape(self._channels_last(X, self.size), rows, allowzero=1)
         numbers = self.along[0].at
         for a in range(1, axes):
-            numbers = self._pairs(numbers * o.Gather(sizes, [a]), self.along[a].at, add=True)
+            numbers = self._pairs(numbers * o.Gather(sizes, [a]), self.along[a].at, a + 1, add=True)
         image = o.Range(o.like(0, self.size), o.Squeeze(self.images, [0]), o.like(1, self.size)) * self.size
         self.numbers = numbers + o.Reshape(image, [-1, 1, 1])  # of the rows that are read
 
-    def _pairs(self, first: Value, second: Value, add: bool = False) -> Value:
-        """Products, or sums, for every pair of reads."""
+    def _pairs(self, first: Value, second: Value, axes: int, add: bool = False) -> Value:
+        """Products, or sums, for every pair of reads, which are then those of so many axes."""
         a, b = self.o.Unsqueeze(first, [3]), self.o.Unsqueeze(second, [2])
-        return self.o.Reshape(a + b if add else a * b, self.o.dims(self.images, self.places, -1))
+        shape = self.o.dims(self.images, self.places, self.reads**axes)
+        return self.o.Reshape(a + b if add else a * b, shape, allowzero=1)
 
     def _product(self, parts: list[Value]) -> Value:
         total = parts[0]
-        for part in parts[1:]:
-            total = self._pairs(total, part)
+        for a, part in enumerate(parts[1:], 1):
+            total = self._pairs(total, part, a + 1)
         return total
 
     def _channels_last(self, x: Value, length: Value) -> Value:
@@ -95,7 +97,7 @@ class Samples:
     def gradients(self, dY: Value) -> list[Value]:
         """dX and dgrid."""
         o, g = self.o, self.o.Unsqueeze(self._channels_last(dY, self.places), [2])
-        reads = o.dims(self.images * self.places * self.taps, self.channels)
+        reads = o.dims(self.images * self.places * self.reads ** len(self.along), self.channels)
         terms = o.Reshape(o.Unsqueeze(self.weights, [3]) * g, reads, allowzero=1)
         summed = o.add_rows(terms, self.numbers, o.dims(self.images * self.size, self.channels))
         summed = o.Reshape(summed, o.dims(self.images, self.size, self.channels), allowzero=1)

@@ -114,8 +114,8 @@ def grid_sample_grad(
 
     dY [N,C,…], X [N,C,…] with 1 to 3 spatial axes, grid [N,…,axes], the last axis first → dX and dgrid. If `normalized`
     is 0, the grid counts elements of X instead of halves of its extent. Where the mode is nearest, and at a border that
-    clips, dgrid is 0. With padding zeros, a place that is not a number reads nothing. float16 and bfloat16 compute in
-    float32.
+    clips, dgrid is 0. With padding zeros, a place that is not a number reads nothing. What has no weight is left
+    out, infinite as it may be. float16 and bfloat16 compute in float32.
     """
     work = accumulator(X.dtype)
     (N, C), sizes = X.shape[:2], X.shape[2:]
@@ -125,16 +125,17 @@ def grid_sample_grad(
     how: Any = (align_corners, mode, normalized, padding_mode)
     with np.errstate(invalid="ignore", over="ignore"):
         axes = [_reads(places[..., -1 - a], size, *how) for a, size in enumerate(sizes)] if X.size else []
-    images = np.arange(N)[:, None]
-    for taps in itertools.product(*(range(axis.at.shape[-1]) for axis in axes)) if axes else ():
-        reads = [Reads(*(array[..., k] for array in axis)) for axis, k in zip(axes, taps, strict=True)]
-        at = np.ravel_multi_index([r.at for r in reads], sizes)
-        weights = [r.weights for r in reads]
-        where: Any = (images, slice(None), at)
-        np.add.at(dX, where, (g * np.prod(weights, axis=0)[:, None]).transpose(0, 2, 1))
-        of_weight = (g.transpose(0, 2, 1) * image[where]).sum(2)
-        for a, read in enumerate(reads):
-            dgrid[..., -1 - a] += of_weight * np.prod([*weights[:a], read.derivatives, *weights[a + 1 :]], axis=0)
+        images = np.arange(N)[:, None]
+        for taps in itertools.product(*(range(axis.at.shape[-1]) for axis in axes)) if axes else ():
+            reads = [Reads(*(array[..., k] for array in axis)) for axis, k in zip(axes, taps, strict=True)]
+            weights = [r.weights for r in reads]
+            where: Any = (images, slice(None), np.ravel_multi_index([r.at for r in reads], sizes))
+            weight = np.prod(weights, axis=0)[..., None]
+            np.add.at(dX, where, np.where(weight != 0, g.transpose(0, 2, 1) * weight, 0))
+            of_weight = (g.transpose(0, 2, 1) * image[where]).sum(2)
+            for a, read in enumerate(reads):
+                change = np.prod([*weights[:a], read.derivatives, *weights[a + 1 :]], axis=0)
+                dgrid[..., -1 - a] += np.where(change != 0, of_weight * change, 0)
     everything = {"dX": dX.reshape(X.shape), "dgrid": dgrid.reshape(grid.shape)}
     names = everything if outputs is None else outputs
     return tuple(a.astype(X.dtype) if n in names else None for n, a in everything.items())  # type: ignore[return-value]
