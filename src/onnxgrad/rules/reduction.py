@@ -41,8 +41,10 @@ def _share(g: Tensor, n: NodeView) -> Tensor:
     have, left = n.data.static_shape, n.reduced.static_shape
     if have is not None and left is not None and math.prod(have):
         return g * (math.prod(left) / math.prod(have))
-    sizes = [op.Cast(op.Size(x), to=ir.DataType.DOUBLE) for x in (n.reduced, n.data)]
-    return g * op.CastLike(sizes[0] / sizes[1], g)
+    every = op.Cast(op.Size(n.data), to=ir.DataType.DOUBLE)
+    if left is not None and math.prod(left) == 1:  # onnxruntime fails to fuse (1 · weight) · (1 / n)
+        return g * op.CastLike(op.Reciprocal(every), g)
+    return g * op.CastLike(op.Cast(op.Size(n.reduced), to=ir.DataType.DOUBLE) / every, g)
 
 
 vjp("ReduceSum", data=_spread, axes=nondiff)
