@@ -284,7 +284,7 @@ def node_cases() -> Iterator[NodeCase]:
         "rows": ((2, 3, 33), (33, 40), {}),
         "columns": ((70, 35), (70, 20), {"permA": [1, 0]}),
         "heads": ((2, 9, 3, 16), (2, 7, 3, 16), heads),
-        "rounded": ((5, 33), (40, 33), {"permB": [1, 0], "alpha": 0.3, "precision": "bfloat16"}),
+        "rounded": ((5, 33), (40, 33), {"permB": [1, 0], "alpha": 0.375, "precision": "bfloat16"}),
         "turned": ((2, 9, 3, 16), (2, 7, 3, 16), {**heads, "permY": [0, 3, 1, 2]}),
     }
     for (name, (A, B, attributes)), dtype, has_bias in itertools.product(layouts.items(), FLOATS, (False, True)):

@@ -111,6 +111,7 @@ def test_the_graph_for_a_gpu(precision):
     assert any(v.name == LOSS_SCALE for v in step.model.graph.inputs) == (precision == "fp16")
 
 
+@pytest.mark.slow  # kernels for half types are compiled
 def test_batch_statistics_stay_float32():
     rng = np.random.default_rng(0)
     shapes = {"W": (8, 3, 3, 3), "scale": (8,), "bias": (8,), "mean": (8,), "var": (8,), "L": (288, 4)}

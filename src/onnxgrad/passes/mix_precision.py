@@ -5,6 +5,9 @@ that their inputs come in; norms, softmax, sums, losses and everything else get 
 each in the type of what it is the gradient of.
 """
 
+from collections.abc import Container
+from typing import Any
+
 import onnx_ir as ir
 
 from onnxgrad.domains import MICROSOFT, OWN, is_standard
@@ -24,7 +27,7 @@ def mix_precision(draft: Draft, dtype: ir.DataType) -> int:
     graph = draft.graph
     twins: dict[ir.Value, ir.Value] = {}  # casts, by what they cast
     changed: set[ir.Node] = set()
-    narrow: set[ir.Value] = set()  # values that were float32
+    narrow: dict[ir.Value, None] = {}  # values that were float32, in the order of the graph
 
     def cast(value: ir.Value, to: ir.DataType) -> ir.Value:
         if value not in twins:
@@ -49,7 +52,7 @@ def mix_precision(draft: Draft, dtype: ir.DataType) -> int:
         for value in node.outputs[:1] if _has_statistics(node) else node.outputs:
             if value.dtype == ir.DataType.FLOAT:
                 value.type = ir.TensorType(dtype)
-                narrow.add(value)
+                narrow[value] = None
     for value in narrow:
         others = [(user, k) for user, k in value.uses() if user not in changed]
         wide = cast(value, ir.DataType.FLOAT) if others or value.is_graph_output() else value
@@ -61,7 +64,7 @@ def mix_precision(draft: Draft, dtype: ir.DataType) -> int:
     return len(changed)
 
 
-def _changes(node: ir.Node, narrow: set[ir.Value]) -> bool:
+def _changes(node: ir.Node, narrow: Container[Any]) -> bool:
     """Whether a node computes in the half type."""
     if _has_statistics(node):
         return node.inputs[0] in narrow
