@@ -96,6 +96,7 @@ ATTENTION = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ATTENTION)
 def test_attention(case):
     further, attributes = ATTENTION[case]
@@ -133,6 +134,7 @@ MULTI_HEAD = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", MULTI_HEAD)
 def test_multi_head_attention(case):
     inputs, attributes = MULTI_HEAD[case]
@@ -177,6 +179,7 @@ GROUPED = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", GROUPED)
 def test_group_query_attention(case):
     inputs, attributes = GROUPED[case]
@@ -239,6 +242,7 @@ EMBEDDED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", EMBEDDED)
 def test_embed_layer_normalization(case):
     further, attributes = EMBEDDED[case]

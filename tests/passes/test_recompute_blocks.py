@@ -147,6 +147,7 @@ def test_regions_beside_each_other_do_not_wait_for_each_other():
     assert {"/a/a1_again", "/b/b1_again"} <= again
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["/relu", ["/conv", "/bn", "/relu", "/dropout*"]], ids=str)
 def test_batch_statistics_are_measured_once(how):
     plain, mine = (rank_programs.trainer("adam", **given) for given in ({}, {"recompute": how}))
