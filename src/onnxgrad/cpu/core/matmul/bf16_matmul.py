@@ -11,9 +11,9 @@ import numpy as np
 
 from onnxgrad.cpu.core.halves import bfloat16_pair, load, store
 from onnxgrad.cpu.core.jit import native
-from onnxgrad.cpu.core.matmul.microkernel import PACKED, Matrix, Panels, Strided, aligned, multiply, packed_size
+from onnxgrad.cpu.core.matmul.microkernel import PACKED, Matrix, Panels, Strided, aligned, packed_size
 from onnxgrad.cpu.core.matmul.microkernel import ROWS as TILE_ROWS
-from onnxgrad.cpu.core.matmul.store import begin_rows, put
+from onnxgrad.cpu.core.matmul.store import multiply_onto
 from onnxgrad.cpu.core.parallel import parallel
 from onnxgrad.cpu.core.vectors import VECTOR_BYTES
 from onnxgrad.tensor_types import Array
@@ -114,16 +114,7 @@ def _task(
     )
     packed = Panels(right, aligned(right), words)
     target = Strided(c.array, c.start + first * c.row_step, c.row_step, c.column_step)
-    accumulate = not is_first
-    if is_first and bias.size > 0:
-        begin_rows(target, height, columns, bias, bias_start)
-        accumulate = True
-    if c.column_step == 1:
-        multiply(gemm, left, packed, Matrix(c.array, target.start, c.row_step), (height, words, columns), accumulate)
-        return
-    product = Matrix(np.empty(height * columns, c.array.dtype), 0, columns)
-    multiply(gemm, left, packed, product, (height, words, columns), False)
-    put(product, target, height, columns, accumulate)
+    multiply_onto(gemm, left, packed, target, (height, words, columns), is_first, bias, bias_start)
 
 
 @native

@@ -15,8 +15,8 @@ import numpy as np
 from onnxgrad.cpu.core.halves import load, store
 from onnxgrad.cpu.core.jit import native
 from onnxgrad.cpu.core.matmul.amx_matmul import amx_matmul
-from onnxgrad.cpu.core.matmul.microkernel import Matrix, Panels, Strided, aligned, multiply, packed_matrix
-from onnxgrad.cpu.core.matmul.store import begin_rows, put
+from onnxgrad.cpu.core.matmul.microkernel import Matrix, Panels, Strided, aligned, packed_matrix
+from onnxgrad.cpu.core.matmul.store import multiply_onto
 from onnxgrad.cpu.core.parallel import parallel
 from onnxgrad.tensor_types import Array
 
@@ -48,18 +48,8 @@ def _task(
         for k in range(depth):
             store(left, i * depth + k, load(a.array, here + i * a.row_step + k * a.column_step) * factor)
     target = Strided(c.array, c.start + first * c.row_step, c.row_step, c.column_step)
-    accumulate = not is_first
-    if is_first and bias.size > 0:
-        begin_rows(target, height, columns, bias, bias_start)
-        accumulate = True
     some, packed = Matrix(left, 0, depth), Panels(right, aligned(right), depth)
-    if c.column_step == 1:
-        rows_of_c = Matrix(c.array, target.start, c.row_step)
-        multiply(gemm, some, packed, rows_of_c, (height, depth, columns), accumulate)
-        return
-    product = Matrix(np.empty(height * columns, c.array.dtype), 0, columns)
-    multiply(gemm, some, packed, product, (height, depth, columns), False)
-    put(product, target, height, columns, accumulate)
+    multiply_onto(gemm, some, packed, target, (height, depth, columns), is_first, bias, bias_start)
 
 
 @native
