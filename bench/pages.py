@@ -3,7 +3,18 @@
 import sys
 from pathlib import Path
 
-from bench import building, models, ort_training, pauses, precision, report, results, sessions, training_report
+from bench import (
+    building,
+    cuda_training,
+    models,
+    ort_training,
+    pauses,
+    precision,
+    report,
+    results,
+    sessions,
+    training_report,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 SPEED, MODELS, README = ROOT / "docs" / "speed.md", ROOT / "docs" / "models.md", ROOT / "README.md"
@@ -18,6 +29,7 @@ def _pages() -> dict[Path, dict[str, str]]:
             "training": training_report.training(training),
             "ort_training": ort_training.CONTEST.tables(results.read(results.ARTIFACTS)),
             "precision": precision.CONTEST.tables(results.read(results.PRECISION)),
+            "cuda_training": cuda_training.table(),
             "pauses": pauses.table(results.read(results.PAUSES)),
             "operators": report.operators(results.read(results.OPERATORS)),
             "sessions": sessions.tables(results.read(results.SESSIONS)),

@@ -6,7 +6,8 @@ Where the losses of the first steps differ, nothing is timed.
 import argparse
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import psutil
 from rich.console import Console
+from rich.table import Table
 
 import onnxgrad
 from bench import results
@@ -21,26 +23,16 @@ from bench.measure import Effort, time_sides
 from bench.peers import CannotRunError
 from bench.peers.process import Process
 from bench.quiet import NOTICEABLE, Neighbours
-from bench.report import (
-    Lines,
-    busy,
-    by_case,
-    by_processor,
-    headings,
-    markdown_table,
-    median,
-    milliseconds,
-    origin,
-    ratio,
-    terminal_table,
-    times,
-)
+from bench.report import Lines, busy, by_case, by_processor, headings, markdown_table, origin, terminal_table
 from bench.results import BUSY, Row, new_row
+from bench.training_report import LONG_RUN, RUNS, SHORT_RUN, step_legend, step_time
 
 if TYPE_CHECKING:
     from bench.training_cases import TrainingCase
 
-FULL, QUICK = Effort(5, 3.0, calls=100, slow_calls=30), Effort(3, 0.3)
+TimeCase = Callable[["TrainingCase"], list[Row]]
+
+FULL, QUICK = Effort(RUNS, 3.0, calls=LONG_RUN, slow_calls=SHORT_RUN), Effort(3, 0.3)
 STEPS = 5  # losses that are compared
 
 
@@ -68,11 +60,7 @@ class StepContest:
         parts = []
         for processor, measured in by_processor(rows).items():
             table = markdown_table(self._columns(measured), self._lines(measured))
-            legend = (
-                "Forward, backward and AdamW, milliseconds a step: the median, and from which to which time eight "
-                f"steps of ten take; then how many times {self.sides[0]}'s median. Below it the best step. **Bold**: "
-                "faster."
-            )
+            legend = f"{step_legend(self.sides[0])} **Bold**: faster."
             told = "  \n".join([legend, *busy(measured), origin(measured, f"python -m bench.{self.name}")])
             parts += [f"### {self.heading} on {processor}", table, told]
         return "\n\n".join(parts)
@@ -82,52 +70,27 @@ class StepContest:
 
     def _lines(self, rows: Sequence[Row]) -> Lines:
         return [
-            [sides[self.sides[0]].work, *(_time(sides[side], sides[self.sides[0]]) for side in self.sides)]
+            [sides[self.sides[0]].work, *(step_time(sides[side], sides[self.sides[0]]) for side in self.sides)]
             for sides in by_case(rows)
         ]
 
     def main(self, arguments: Sequence[str] | None, cases: "Sequence[TrainingCase]") -> int:
         """The command; 1 if a case could not be timed."""
-        from bench import pages  # which imports those who have a contest
 
-        parser = argparse.ArgumentParser(prog=f"python -m bench.{self.name}", description=self.description)
-        names = [case.name for case in cases]
-        parser.add_argument("networks", nargs="*", metavar="network", help=f"{', '.join(names)} (default: all)")
-        parser.add_argument("--quick", action="store_true", help="a short look: nothing is written")
-        options = parser.parse_args(arguments)
-        if unknown := [name for name in options.networks if name not in names]:
-            parser.error(f"there is no network {unknown[0]!r}, expected {', '.join(names)}")
-        console = Console(width=None if sys.stdout.isatty() else 170)
-        if (share := psutil.cpu_percent(interval=0.5)) > 100 * NOTICEABLE:
-            console.print(f"[yellow]Something else uses {share:.0f} % of the processor: figures will be noisy.[/]")
-        rows: list[Row] = []
-        refusals: list[str] = []
+        def table(rows: Sequence[Row]) -> Table:
+            return terminal_table("", self._columns(rows), self._lines(rows))
+
+        return command(self.name, self.description, arguments, cases, self._timing, table, self.file)
+
+    @contextmanager
+    def _timing(self, is_quick: bool, folder: Path, console: Console) -> Iterator[TimeCase]:
+        processes, versions = self.processes(onnxgrad.get_num_threads())
         try:
-            processes, versions = self.processes(onnxgrad.get_num_threads())
-        except CannotRunError as reason:
-            console.print(f"[bold red]{reason}.[/]")
-            return 1
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                for case in (c for c in cases if not options.networks or c.name in options.networks):
-                    console.print(case.work)
-                    try:
-                        effort = QUICK if options.quick else FULL
-                        rows += self._run(case, processes, versions, Path(folder), effort, console)
-                    except (DifferentLossesError, CannotRunError) as reason:
-                        refusals.append(str(reason))
-                        console.print(f"[bold red]Not timed: {reason}.[/]")
-            finally:
-                for process in processes.values():
-                    process.close()
-        if rows:
-            console.print(terminal_table("", self._columns(rows), self._lines(rows)))
-        if rows and not options.quick:
-            measured = {row.case for row in rows}
-            results.update(self.file, rows, lambda row: row.case in measured, lambda row: names.index(row.case))
-            pages.write()
-            console.print(f"bench/{self.file.name} and docs/speed.md: written.")
-        return 1 if refusals else 0
+            effort = QUICK if is_quick else FULL
+            yield lambda case: self._run(case, processes, versions, folder, effort, console)
+        finally:
+            for process in processes.values():
+                process.close()
 
     def _run(
         self,
@@ -160,10 +123,50 @@ class StepContest:
         return list(rows.values())
 
 
-def _time(row: Row, ours: Row) -> str:
-    above, below = median(row), f"best {milliseconds(row.best_ms or 0)}"
-    many = ratio(row, ours)
-    if row is not ours and many is not None and row.best_ms is not None and ours.best_ms is not None:
-        above, below = f"{above}, {times(many)}", f"{below}, {times(row.best_ms / ours.best_ms)}"
-        above = f"**{above}**" if many < 1 else above
-    return f"{above}<br>{below}"
+def command(
+    name: str,
+    description: str,
+    arguments: Sequence[str] | None,
+    cases: "Sequence[TrainingCase]",
+    timing: Callable[[bool, Path, Console], AbstractContextManager[TimeCase]],
+    table: Callable[[Sequence[Row]], Table],
+    file: Path,
+) -> int:
+    """`python -m bench.<name> [network …]`: times the networks, shows and writes the table; 1 if one was not timed.
+
+    Within `timing`, which is told whether a short look is enough, a function times one network.
+    """
+    from bench import pages  # which imports those who have a contest
+
+    parser = argparse.ArgumentParser(prog=f"python -m bench.{name}", description=description)
+    names = [case.name for case in cases]
+    parser.add_argument("networks", nargs="*", metavar="network", help=f"{', '.join(names)} (default: all)")
+    parser.add_argument("--quick", action="store_true", help="a short look at times alone: nothing is written")
+    options = parser.parse_args(arguments)
+    if unknown := [network for network in options.networks if network not in names]:
+        parser.error(f"there is no network {unknown[0]!r}, expected {', '.join(names)}")
+    console = Console(width=None if sys.stdout.isatty() else 170)
+    if (share := psutil.cpu_percent(interval=0.5)) > 100 * NOTICEABLE:
+        console.print(f"[yellow]Something else uses {share:.0f} % of the processor: figures will be noisy.[/]")
+    rows: list[Row] = []
+    was_refused = False
+    try:
+        with tempfile.TemporaryDirectory() as folder, timing(options.quick, Path(folder), console) as time_case:
+            for case in (c for c in cases if not options.networks or c.name in options.networks):
+                console.print(case.work)
+                try:
+                    rows += time_case(case)
+                except (DifferentLossesError, CannotRunError) as reason:
+                    was_refused = True
+                    console.print(f"[bold red]Not timed: {reason}.[/]")
+    except CannotRunError as reason:
+        console.print(f"[bold red]{reason}.[/]")
+        return 1
+    if rows:
+        console.print(table(rows))
+    if rows and not options.quick:
+        measured = {row.case for row in rows}
+        results.update(file, rows, lambda row: row.case in measured, lambda row: names.index(row.case))
+        pages.write()
+        console.print(f"bench/{file.name} and the pages with its tables: written.")
+    return 1 if was_refused else 0

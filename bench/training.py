@@ -5,37 +5,29 @@ differ, nothing is timed. Sides alternate between runs of at least 100 steps on 
 memory is that of one more process.
 """
 
-import argparse
 import platform
 import sys
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 
 import numpy as np
-import psutil
 from rich.console import Console
 
 import onnxgrad
-from bench import pages, results, training_report
-from bench.measure import Effort, time_sides
+from bench import results, training_report
+from bench.measure import time_sides
 from bench.peers import ORT_TRAINING, OURS, TORCH, CannotRunError, Side
 from bench.peers.ort_training_peer import OrtTrainingPeer
 from bench.peers.process import Process
 from bench.quiet import NOTICEABLE, Neighbours
 from bench.results import BUSY, Row, new_row
+from bench.step_contest import FULL, QUICK, STEPS, DifferentLossesError, TimeCase, command
 from bench.training_cases import CASES, TrainingCase
 from bench.training_memory import peak_bytes
-from bench.training_report import LONG_RUN, RUNS, SHORT_RUN
 
-FULL = Effort(RUNS, 3.0, calls=LONG_RUN, slow_calls=SHORT_RUN)
-QUICK = Effort(3, 0.3)
-STEPS, CLOSE = 5, 1e-3  # losses that are compared, and how far they may be apart
-
-
-class DifferentLossesError(Exception):
-    """The sides do not train alike: nothing to time."""
+CLOSE = 1e-3  # how far losses may be apart
 
 
 class Contest:
@@ -61,8 +53,8 @@ class Contest:
         for process in self._processes.values():
             process.close()
 
-    def run(self, case: TrainingCase, with_memory: bool) -> list[Row]:
-        """Losses, time and memory of each side."""
+    def run(self, case: TrainingCase) -> list[Row]:
+        """Losses, time and, where there is time for it, memory of each side."""
         case.write(self._folder)
         rows = {
             side: new_row(case.name, case.work, "float32", side, self._versions) for side in (OURS, ORT_TRAINING, TORCH)
@@ -75,7 +67,7 @@ class Contest:
         if (share := neighbours.share()) > NOTICEABLE:
             rows[OURS].note = f"{BUSY} {share:.0%} of the machine"
             self._console.print(f"[yellow]{case.work}: {rows[OURS].note}, so take the figures for a guess.[/]")
-        if with_memory:
+        if not self._is_quick:
             self._measure_memory(case, rows)
         return list(rows.values())
 
@@ -108,38 +100,18 @@ class Contest:
                 self._console.print(f"[yellow]{case.work}: no figure for the memory of {side}: {reason}.[/]")
 
 
+@contextmanager
+def _timing(is_quick: bool, folder: Path, console: Console) -> Iterator[TimeCase]:
+    contest = Contest(is_quick, folder, console)
+    try:
+        yield contest.run
+    finally:
+        contest.close()
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.training", description="Training steps beside the peers.")
-    names = [case.name for case in CASES]
-    parser.add_argument("networks", nargs="*", metavar="network", help=f"{', '.join(names)} (default: all)")
-    parser.add_argument("--quick", action="store_true", help="a short look: nothing is written, memory is left out")
-    options = parser.parse_args(arguments)
-    if unknown := [name for name in options.networks if name not in names]:
-        parser.error(f"there is no network {unknown[0]!r}, expected {', '.join(names)}")
-    console = Console(width=None if sys.stdout.isatty() else 170)
-    if (share := psutil.cpu_percent(interval=0.5)) > 100 * NOTICEABLE:
-        console.print(f"[yellow]Something else uses {share:.0f} % of the processor: figures will be noisy.[/]")
-    rows: list[Row] = []
-    refusals: list[str] = []
-    with tempfile.TemporaryDirectory() as folder:
-        contest = Contest(options.quick, Path(folder), console)
-        try:
-            for case in (c for c in CASES if not options.networks or c.name in options.networks):
-                console.print(case.work)
-                try:
-                    rows += contest.run(case, not options.quick)
-                except DifferentLossesError as reason:
-                    refusals.append(str(reason))
-                    console.print(f"[bold red]Not timed: {reason}.[/]")
-        finally:
-            contest.close()
-    console.print(training_report.on_terminal(rows))
-    if not options.quick:
-        measured = {row.case for row in rows}
-        results.update(results.TRAINING, rows, lambda row: row.case in measured, lambda row: names.index(row.case))
-        pages.write()
-        console.print("bench/training.csv, docs/speed.md and README.md: written.")
-    return 1 if refusals else 0
+    description = "Training steps beside the peers."
+    return command("training", description, arguments, CASES, _timing, training_report.on_terminal, results.TRAINING)
 
 
 if __name__ == "__main__":

@@ -26,10 +26,14 @@ from bench.results import Row
 PEERS = (ORT_TRAINING, TORCH)
 # Runs of each side, and the steps of one: the second number where a step takes more than 100 ms.
 RUNS, LONG_RUN, SHORT_RUN = 5, 100, 30
-STEP = (
-    "Forward, backward and AdamW, milliseconds a step: the median, and from which to which time eight steps of ten "
-    "take; then how many times onnxgrad's median. Below it the best step."
-)
+
+
+def step_legend(ours: str = OURS) -> str:
+    """What `step_time` says."""
+    return (
+        "Forward, backward and AdamW, milliseconds a step: the median, and from which to which time eight steps of ten "
+        f"take; then how many times {ours}'s median. Below it the best step."
+    )
 
 
 def on_terminal(rows: Sequence[Row]) -> Table:
@@ -51,7 +55,7 @@ def training_short(rows: Sequence[Row]) -> str:
     processor, measured = next(iter(by_processor(rows).items()))
     columns = ["training step, float32", "onnxgrad ms", *headings(measured, PEERS)]
     lines = [[line[0], *line[1 : len(columns)]] for line in _lines(measured)]
-    legend = [f"{STEP} **Bold**: faster than onnxgrad.", *_notes(measured)]
+    legend = [f"{step_legend()} **Bold**: faster than onnxgrad.", *_notes(measured)]
     legend.append(f"{processor}: {origin(measured, 'python -m bench.training')}")
     return markdown_table(columns, lines) + "\n\n" + "  \n".join(legend)
 
@@ -64,12 +68,12 @@ def _lines(rows: Sequence[Row]) -> Lines:
     lines = []
     for sides in by_case(rows):
         ours = sides[OURS]
-        cells = [ours.work, *(_time(sides[side], ours) for side in (OURS, *PEERS))]
+        cells = [ours.work, *(step_time(sides[side], ours) for side in (OURS, *PEERS))]
         lines.append([*cells, *(_memory(sides[side], ours) for side in (OURS, *PEERS)), _losses(sides)])
     return lines
 
 
-def _time(row: Row, ours: Row) -> str:
+def step_time(row: Row, ours: Row) -> str:
     """The median and its range, below it the best step; a peer's with how many times ours."""
     if row.median_ms is None or row.best_ms is None:
         return row.note or NOTHING
@@ -96,8 +100,9 @@ def _losses(sides: Sides) -> str:
 
 def _legend(rows: Sequence[Row]) -> str:
     sentences = [
-        f"{STEP} **Bold**: better than onnxgrad. Peak memory of building and five steps, besides what the libraries "
-        "hold. Loss of the fifth step: onnxgrad's, onnxruntime-training's and PyTorch's, once where they are the same.",
+        f"{step_legend()} **Bold**: better than onnxgrad. Peak memory of building and five steps, besides what the "
+        "libraries hold. Loss of the fifth step: onnxgrad's, onnxruntime-training's and PyTorch's, once where they are "
+        "the same.",
     ]
     return "  \n".join([*sentences, *_notes(rows), origin(rows, "python -m bench.training")])
 

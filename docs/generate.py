@@ -23,10 +23,10 @@ from onnxgrad.cli.coverage import (
     standings,
     type_names,
 )
-from onnxgrad.domains import MICROSOFT
 from onnxgrad.op import Attribute, Op
 from onnxgrad.passes.expand_training import WRITERS
 from onnxgrad.passes.expand_training.registry import NOT_THERE as NOT_OF_TRAINING
+from onnxgrad.schema import MICROSOFT
 
 ROOT = Path(__file__).parents[1]
 

@@ -62,7 +62,6 @@ languages (int64[batch, characters] text, int64[batch] length) => (float[batch, 
 GRADIENTS = {
     "GatherGrad": "looking up the vectors of characters",
     "SliceGrad": "shifting them by one, into pairs",
-    "BroadcastGradientArgs": "adding tensors of sizes known at run time",
     "GRUGrad": "the GRU, through time",
     "GatherElementsGrad": "the state at each name's own end",
     "SeededDropout": "Dropout, forward and back",

@@ -236,11 +236,10 @@ def _check_own_pages(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], exp
 def result_dtypes(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[np.dtype[Any]]:
     """The types of an operator's results, each of which is that of an input."""
     bound = inspect.signature(op.body).bind(*args, **kwargs).arguments
-    sources = [op.inputs[source] for source in op.dtype_sources]
-    return [
-        np.dtype(np.int64) if i.constraint.name == "I" else np.asarray(bound[i.name]).dtype.newbyteorder("=")
-        for i in sources
-    ]
+    given = [bound.get(i.name) for i in op.inputs]
+    dtypes = [None if a is None else np.asarray(a).dtype.newbyteorder("=") for a in given]
+    kinds = [np.dtype(np.int64) if i.constraint.name == "I" else d for i, d in zip(op.inputs, dtypes, strict=True)]
+    return op.output_dtypes(kinds)
 
 
 def result_dtype(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> np.dtype[Any]:

@@ -125,10 +125,9 @@ def _says_something_of_gpus(how: str = "kernel", operator: str | None = None, **
 
 
 def _daily(cases: list[Any]) -> list[Any]:
-    """Some cases of a test that is not slow; none of a type that would double the time to compile kernels."""
-    if cases[0].get_closest_marker("slow"):
-        return []
-    return _some_of([case for case in cases if not any(map(NOT_DAILY.search, _texts(case)))] or cases)
+    """Some of those that are not slow; none of a type that would double the time to compile kernels."""
+    quick = [case for case in cases if not case.get_closest_marker("slow")]
+    return _some_of([case for case in quick if not any(map(NOT_DAILY.search, _texts(case)))] or quick)
 
 
 def _of_half_types(cases: list[Any]) -> list[Any]:

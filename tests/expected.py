@@ -1,7 +1,7 @@
 """What the definition of each operator gives in float64, and how far a right kernel may be from it."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,12 @@ from tests.checks import (
     REFERENCE,
     VALUE_ROUNDINGS,
     Expected,
+    Precision,
     as_tuple,
     bound_of_sum,
     in_float64,
     result_dtype,
+    result_dtypes,
     with_storage,
 )
 
@@ -65,8 +67,19 @@ def recurrence(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Expect
     precision = PRECISION[result_dtype(op, args, kwargs)]
     (S, N, inputs), (D, gates, hidden) = args[0].shape, args[2].shape
     nudge = precision.unit * np.sqrt(max(inputs + 2 * hidden, D * gates, S * N))
+    return by_nudges(op.definition, args, kwargs, [PRECISION[t] for t in result_dtypes(op, args, kwargs)], nudge)
+
+
+def by_nudges(
+    definition: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    precisions: Sequence[Precision],
+    nudge: float,
+) -> Expected:
+    """What the definition gives, and what nudging its inputs by that part of theirs does to it, measured."""
     wide = [in_float64(a) for a in args]
-    expected = as_tuple(op.definition(*wide, **kwargs))
+    expected = as_tuple(definition(*wide, **kwargs))
     rng = np.random.default_rng(0)
     squares: list[Any] = [0.0] * len(expected)
     for _ in range(NUDGES):
@@ -74,10 +87,10 @@ def recurrence(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Expect
             w * (1 + nudge * rng.choice([-1, 1], w.shape)) if isinstance(w, np.ndarray) and w.dtype.kind == "f" else w
             for w in wide
         ]
-        for k, (e, n) in enumerate(zip(expected, as_tuple(op.definition(*nudged, **kwargs)), strict=True)):
+        for k, (e, n) in enumerate(zip(expected, as_tuple(definition(*nudged, **kwargs)), strict=True)):
             squares[k] = None if e is None else squares[k] + np.square(n - e)
     bounds: list[Any] = []
-    for e, square in zip(expected, squares, strict=True):
+    for e, square, precision in zip(expected, squares, precisions, strict=True):
         if e is None:
             bounds.append(None)
             continue
@@ -85,6 +98,34 @@ def recurrence(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Expect
         deviation = np.sqrt(square / NUDGES + typical)
         bounds.append(with_storage(precision, e, DEVIATIONS * deviation + VALUE_ROUNDINGS * precision.unit * np.abs(e)))
     return expected, tuple(bounds)
+
+
+def reads(
+    op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], roundings: float, terms: float, scale: float
+) -> Expected:
+    """Of dY and an image read at places, the third input: what moving these by roundings does, and those of the sums.
+
+    `terms` is how many a sum has at most; none is larger than the largest of dY and of the image, times `scale`.
+    """
+    precision = PRECISION[result_dtype(op, args, kwargs)]
+    dY, X, places = (in_float64(np.asarray(a)) for a in args[:3])
+    results = op.definition(dY, X, places, *args[3:], **kwargs)
+    rng = np.random.default_rng(0)
+    size = roundings * precision.unit * (1 + np.abs(places))
+    nudged = [places + size * rng.choice([-1, 1], places.shape) for _ in range(NUDGES)]
+    moved = [op.definition(dY, X, there, *args[3:], **kwargs) for there in nudged]
+    largest_g, largest_x = (np.abs(a[np.isfinite(a)]).max(initial=0) for a in (dY, X))
+    largest = largest_g * max(1, largest_x) * scale
+    bounds = []
+    for k, result in enumerate(results):
+        if result is None:
+            bounds.append(None)
+            continue
+        square = np.mean([np.square(m[k] - result) for m in moved], axis=0)
+        deviation = np.sqrt(square + np.mean(square))
+        bound = DEVIATIONS * deviation + bound_of_sum(precision, np.sqrt(terms), np.abs(result) + largest)
+        bounds.append(with_storage(precision, result, bound))
+    return results, tuple(bounds)
 
 
 def pools(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Expected:

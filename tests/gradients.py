@@ -1,11 +1,12 @@
 """The one harness for rules: a node's gradient against central differences, once and twice, and in onnxruntime."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
+import pytest
 from onnx import TensorProto, defs, helper, numpy_helper, parser
 from tests.left_out import leave_out
 
@@ -16,6 +17,13 @@ from onnxgrad.passes.infer import infer_shapes
 OPSET = 21
 EXACT = 2e-6  # relative error of a central difference in float64, with room for curvature
 SINGLE = 2e-4  # of float32 against float64, relative to the largest number
+
+
+def daily(cases: Iterable[str], *chosen: str) -> list[Any]:
+    """Parameters: those chosen run with `make test`, the others, which vary them, with the slow tests."""
+    every = list(cases)
+    assert set(chosen) < set(every), set(chosen) - set(every)
+    return [case if case in chosen else pytest.param(case, marks=pytest.mark.slow) for case in every]
 
 
 def model_of_node(

@@ -10,8 +10,8 @@ from onnx.reference import ReferenceEvaluator
 from tests.gru_cases import GRADIENTS, case
 
 import onnxgrad
-from onnxgrad.domains import MICROSOFT, OWN
 from onnxgrad.op import OPERATORS
+from onnxgrad.schema import MICROSOFT, OWN
 from onnxgrad.tensor_types import DTYPES
 
 FLOAT, INT32, INT64 = TensorProto.FLOAT, TensorProto.INT32, TensorProto.INT64

@@ -22,9 +22,8 @@ from typing import (
 import numpy as np
 
 from onnxgrad import arguments
-from onnxgrad.domains import MICROSOFT
 from onnxgrad.interop import is_foreign, is_on_gpu, to_framework, to_numpy
-from onnxgrad.schema import Attribute, Input, Known, Output, register
+from onnxgrad.schema import MICROSOFT, Attribute, Input, Known, Output, register
 from onnxgrad.tensor_types import Array
 
 if TYPE_CHECKING:
@@ -63,9 +62,12 @@ class Op(Generic[P, R]):
         self._by_position = sum(p.kind is not p.KEYWORD_ONLY for p in parameters)
         self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
         self.output_names = [output.name for output in self.outputs]
-        # Each output has the type of the first required input that shares its type variable.
-        self.dtype_sources = [
-            next(k for k, i in enumerate(self.inputs) if i.constraint.name == o.constraint.name and not i.optional)
+        # Each output has the type of the first required input that shares its type variable; None: no input does.
+        self._dtype_sources = [
+            next(
+                (k for k, i in enumerate(self.inputs) if i.constraint.name == o.constraint.name and not i.optional),
+                None,
+            )
             for o in self.outputs
         ]
         self.on_host_only = all(i.constraint.on_host for i in self.inputs)
@@ -117,7 +119,11 @@ class Op(Generic[P, R]):
         if backend not in self._kernels:
             module = self._module(backend)
             if module is None:
-                raise TypeError("has no kernel for GPUs, expected arrays in the CPU's memory")
+                raise TypeError(
+                    "has no kernel for GPUs, expected arrays in the CPU's memory"
+                    if backend == "cuda"
+                    else "has no kernel for the CPU, expected arrays on a GPU"
+                )
             self._kernels[backend] = getattr(module, self.function_name)
             self._asked_for[backend] = frozenset(inspect.signature(self._kernels[backend]).parameters)
         return self._kernels[backend]
@@ -212,6 +218,13 @@ class Op(Generic[P, R]):
         for name, shape in zip(self.output_names, shapes, strict=True):
             arguments.check_size(name, shape)
         return shapes
+
+    def output_dtypes(self, of_inputs: Sequence[Any]) -> list[Any]:
+        """The types of the outputs, given those of the inputs; a variable that no input has stands for one type."""
+        return [
+            output.constraint.dtypes[0] if source is None else of_inputs[source]
+            for output, source in zip(self.outputs, self._dtype_sources, strict=True)
+        ]
 
 
 def operator_of(domain: str, op_type: str) -> Op[..., Any] | None:

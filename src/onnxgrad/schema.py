@@ -1,4 +1,4 @@
-"""The ONNX side of an operator: what it declares, and its schema with shape inference."""
+"""The ONNX side of an operator: its domain, what it declares, and its schema with shape inference."""
 
 from __future__ import annotations
 
@@ -11,8 +11,22 @@ from onnx.defs import OpSchema
 
 from onnxgrad.tensor_types import TypeConstraint
 
+MICROSOFT = "com.microsoft"  # onnxruntime's, and so that of onnxruntime-training's operators
+ML = "ai.onnx.ml"  # operators of classical models, as skl2onnx writes them
+PREVIEW, PREVIEW_TRAINING = "ai.onnx.preview", "ai.onnx.preview.training"  # what ONNX tries out
+OWN = "onnxgrad"  # operators that onnxruntime-training does not have, or has with another contract
+OF_ONNXRUNTIME = "onnxgrad.onnxruntime"  # where its additions to ONNX's own are while onnx looks at the others
+
+# Operators of onnxruntime-training that it has put into ONNX's domain.
+STRAYS = {"AveragePoolGrad", "MaxPoolGrad", "SparseSoftmaxCrossEntropy", "SparseSoftmaxCrossEntropyGrad"}
+
 Dim: TypeAlias = int | str | None  # a number, a symbol, or unknown
 MOST_DIMENSIONS = 64  # NumPy's limit
+
+
+def is_standard(domain: str) -> bool:
+    """Whether it is ONNX's own domain, under either of its names."""
+    return domain in ("", "ai.onnx")
 
 
 @dataclass(frozen=True)
@@ -160,13 +174,19 @@ def _infer(op: Declaration, context: Any) -> None:
         raise ValueError(f"{op.name}: {error}") from None
     shapes = [rule] if len(op.outputs) == 1 else rule
     for position, (output, shape) in enumerate(zip(op.outputs, shapes, strict=True)):
-        if position >= context.get_num_outputs() or output.constraint.name not in element_types:
+        element_type = element_types.get(output.constraint.name) or _only_type(output.constraint)
+        if position >= context.get_num_outputs() or element_type is None:
             continue
         inferred = onnx.TypeProto()
-        inferred.tensor_type.elem_type = element_types[output.constraint.name]
+        inferred.tensor_type.elem_type = element_type
         if shape is not None:
             inferred.tensor_type.shape.CopyFrom(_shape_proto(shape))
         context.set_output_type(position, inferred)
+
+
+def _only_type(constraint: TypeConstraint) -> int | None:
+    """What a type variable stands for in any case, if it has no choice."""
+    return onnx.helper.np_dtype_to_tensor_dtype(constraint.dtypes[0]) if len(constraint.types) == 1 else None
 
 
 def _check_host_input(declared: Input, known: Known | None) -> None:

@@ -182,12 +182,14 @@ def calls(layers: int) -> int:
     return count
 
 
+@pytest.mark.slow
 def test_work_is_linear_in_the_number_of_layers():
     calls(10)  # what is done once
     half, whole = calls(300), calls(600)
     assert whole < 2.1 * half, f"300 layers took {half:,} calls, 600 took {whole:,}"
 
 
+@pytest.mark.slow
 def test_depth_is_no_matter():
     layers = 10_000
     nodes = [helper.make_node("Neg", [f"h{k}"], [f"h{k + 1}"]) for k in range(layers)]

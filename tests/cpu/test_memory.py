@@ -107,6 +107,7 @@ def test_a_forked_child_writes_to_memory_of_its_own():
     )
 
 
+@pytest.mark.slow
 def test_a_fork_while_another_thread_asks_for_memory():
     """The child has one thread; a lock that another one held would stay locked for ever."""
     run_script(
@@ -117,6 +118,7 @@ def test_a_fork_while_another_thread_asks_for_memory():
     )
 
 
+@pytest.mark.slow
 def test_the_garbage_collector_may_free_a_result_at_any_moment():
     """Also in the middle of freeing another one, on the same thread: a plain lock would wait for itself."""
     run_script(

@@ -39,6 +39,7 @@ def results_of(call):
     return result if isinstance(result, tuple) else (result,)
 
 
+@pytest.mark.slow
 def test_calls_from_many_threads_at_once():
     work = calls()
     with on_threads(1):
@@ -119,6 +120,7 @@ def run_script(script, timeout=120):
     return run.stdout
 
 
+@pytest.mark.slow
 def test_a_high_limit_starts_no_more_threads_than_there_are_tasks():
     output = run_script(
         "threads.WORTH_SHARING = 0\nonnxgrad.set_num_threads(300)\n"
@@ -181,6 +183,7 @@ with ThreadPoolExecutor(12) as pool:
 """
 
 
+@pytest.mark.slow
 def test_the_first_calls_of_a_process_may_come_from_many_threads():
     run_script(FIRST_CALLS)
 

@@ -49,6 +49,7 @@ ACTIVATIONS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("attributes", ACTIVATIONS, ids=lambda a: "-".join(a["activations"]))
 def test_gru_activations(attributes, dtype):
@@ -72,6 +73,7 @@ def test_gru_without_any_gradient():
     check_gru(case().without("dHAll", "dHFinal"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_gru_with_one_result(name):
     check_gru(case(), wanted=[name])
@@ -81,6 +83,7 @@ def test_gru_training_without_the_last_state():
     check_functions(gru_training, (case().forward, {}), wanted=["HAll", "ZRH"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("linear_before_reset", [0, 1])
 @pytest.mark.parametrize("sizes", [{"S": 0}, {"N": 0}, {"inputs": 0}, {"H": 0}, {"S": 1, "N": 1, "inputs": 1, "H": 1}])
 def test_gru_of_no_size(sizes, linear_before_reset):

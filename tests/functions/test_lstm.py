@@ -20,6 +20,7 @@ def test_lstm(direction, dtype):
     check_lstm(case(direction=direction, lengths=True, dtype=dtype), direction=direction)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("missing", [("B",), ("P",), ("Ht0", "dHAll"), ("Ct0", "dHFinal", "dCFinal"), OPTIONALS])
 def test_lstm_without_optionals(missing):
     check_lstm(case(lengths=True).without(*missing), clip=0.5)
@@ -32,6 +33,7 @@ def test_lstm_settings():
     check_lstm(case(direction="bidirectional"), direction="bidirectional", activations=names, activation_alpha=[0.25])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [{"S": 0}, {"N": 0}, {"inputs": 0}, {"H": 0}, {"S": 1, "N": 1, "inputs": 1, "H": 1}])
 def test_of_no_size(sizes):
     check_lstm(case(**sizes), clip=2.0)
@@ -51,6 +53,7 @@ def test_lstm_of_every_kind_in_one_model():
     check_functions(lstm_grad, *((c.backward(**kw), kw) for c, kw in kinds))
 
 
+@pytest.mark.slow
 def test_some_outputs():
     check_functions(lstm_training, (case().forward, {}), wanted=["HAll", "CAll", "IOFC"])
     for name in GRADIENTS:

@@ -63,6 +63,7 @@ def test_layouts(layout):
     check(average_pool_grad, layouts(dY)[layout], shape, **attributes)
 
 
+@pytest.mark.slow  # kernels for float64 are compiled
 @pytest.mark.parametrize("include", [False, True])
 @pytest.mark.parametrize("ceil", [False, True])
 @pytest.mark.parametrize(("kernel", "stride", "pad"), [(2, 2, 0), (3, 2, 1), (3, 1, 1), (7, 7, 0)])

@@ -153,6 +153,7 @@ def test_a_constant_channel():
     assert np.isfinite(X_grad).all() and np.isfinite(scale_grad).all()
 
 
+@pytest.mark.slow  # kernels for half types are compiled
 def test_half_numbers_are_summed_in_float32():
     """2048 + 1 + 1 is lost where every addition rounds."""
     dY, ones = np.array([[2048], [1], [1]], np.float16), np.ones(1, np.float16)
@@ -234,6 +235,7 @@ def test_forward_of_nothing(shape):
     assert Y.shape == shape and all(s.shape == (*shape, 1)[1:2] for s in statistics)
 
 
+@pytest.mark.slow  # kernels for float64 are compiled
 @pytest.mark.parametrize("shape", [(6, 4), (3, 4, 5, 6)])
 def test_forward_as_in_torch(shape):
     arrays = forward_arrays(shape, np.float64)

@@ -92,9 +92,9 @@ def test_gradient_of_every_type(shape, dtype, ratio, training):
 
 
 @pytest.mark.parametrize("ratio", [np.array([0.25], t) for t in FLOATS], ids=lambda r: str(r.dtype))
-def test_ratio_of_any_type(ratio):
-    for dtype in FLOATS:
-        check(dropout_grad, *of_dropout((30, 40), dtype, ratio, True))
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_ratio_of_any_type(dtype, ratio):
+    check(dropout_grad, *of_dropout((30, 40), dtype, ratio, True))
 
 
 def test_nothing_passes_what_was_dropped():

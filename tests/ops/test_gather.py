@@ -98,6 +98,7 @@ def test_skewed_indices():
     check(gather_grad, [500, 48], indices, rng.standard_normal((6000, 48)).astype(F32))
 
 
+@pytest.mark.slow  # kernels for half types are compiled
 def test_halves_round_once():
     """1 + 2048 halves of one ulp: adding in half precision would stay at 1, in float32 it is 2."""
     for dtype, ulp in ((FLOATS[0], 2.0**-10), (FLOATS[3], 2.0**-7)):

@@ -87,6 +87,7 @@ def test_minus_one_and_the_last_element_are_one(dtype, index):
     assert dX[0].astype(float).tolist() == [2, 0, 0, 0, 6] and dX[1].astype(float).tolist() == [0] * 5
 
 
+@pytest.mark.slow  # kernels for half types are compiled
 def test_halves_round_once():
     """1 + 2048 halves of one ulp: adding in half precision would stay at 1, in float32 it is 2."""
     for dtype, ulp in ((FLOATS[0], 2.0**-10), (FLOATS[3], 2.0**-7)):

@@ -7,21 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.checks import (
-    DEVIATIONS,
-    FLOATS,
-    NUDGES,
-    PRECISION,
-    Expected,
-    bound_of_sum,
-    call,
-    check,
-    check_refused,
-    in_float64,
-    layouts,
-    result_dtype,
-    with_storage,
-)
+from tests.checks import FLOATS, Expected, call, check, check_refused, layouts
+from tests.expected import reads
 from tests.functions.models import check_functions
 from tests.node_cases import NodeCase, only
 from torch.nn import functional
@@ -157,29 +144,8 @@ def test_refused():
 
 
 def expected(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Expected:
-    """What moving the grid by a few roundings does, measured, and the roundings of the sums."""
-    precision = PRECISION[result_dtype(op, args, kwargs)]
-    dY, X, grid = (in_float64(np.asarray(a)) for a in args)
-    results = op.definition(dY, X, grid, **kwargs)
-    rng = np.random.default_rng(0)
-    moved = [
-        op.definition(dY, X, grid + 2 * precision.unit * (1 + np.abs(grid)) * rng.choice([-1, 1], grid.shape), **kwargs)
-        for _ in range(NUDGES)
-    ]
-    largest_g, largest_x = (np.abs(a[np.isfinite(a)]).max(initial=0) for a in (dY, X))
-    largest = largest_g * max(1, largest_x) * max(X.shape)
-    terms = dY[0, 0].size * 4 ** (X.ndim - 2) + X.shape[1] + 8
-    bounds = []
-    for k, result in enumerate(results):
-        if result is None:
-            bounds.append(None)
-            continue
-        square = np.mean([np.square(m[k] - result) for m in moved], axis=0)
-        deviation = np.sqrt(square + np.mean(square))
-        absolute = np.abs(result) + largest
-        bound = DEVIATIONS * deviation + bound_of_sum(precision, np.sqrt(terms), absolute)
-        bounds.append(with_storage(precision, result, bound))
-    return results, tuple(bounds)
+    dY, X, _ = args
+    return reads(op, args, kwargs, 2, dY[0, 0].size * 4 ** (X.ndim - 2) + X.shape[1] + 8, max(X.shape))
 
 
 def node_cases() -> Iterator[NodeCase]:

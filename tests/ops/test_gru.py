@@ -219,15 +219,15 @@ def test_same_bits_on_any_number_of_threads(dtype):
             assert all(same_bits(a, b) for a, b in zip(results[0], other, strict=True))
 
 
-@settings(max_examples=examples(40), deadline=None, derandomize=True)
-@drawn(st.data())
-def test_any_size(data):
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@settings(max_examples=examples(20), deadline=None, derandomize=True)
+@drawn(data=st.data())
+def test_any_size(dtype, data):
     S, N, inputs, H = (
         data.draw(st.integers(0, limit), name) for limit, name in ((5, "S"), (9, "N"), (20, "I"), (20, "H"))
     )
     direction = data.draw(st.sampled_from(DIRECTIONS))
     missing = data.draw(st.sets(st.sampled_from(OPTIONALS)))
-    dtype = data.draw(st.sampled_from([np.float32, np.float64]))
     given = case(S, N, inputs, H, direction, data.draw(st.booleans()), dtype, data.draw(st.integers(0, 99))).without(
         *missing
     )

@@ -130,6 +130,7 @@ def test_a_row_with_nan_is_nan_and_others_are_not(op):
     assert np.flatnonzero(np.isnan(scale_grad)).tolist() == [3]
 
 
+@pytest.mark.slow  # kernels for half types are compiled
 @pytest.mark.parametrize("op", BOTH, ids=lambda op: op.function_name)
 def test_half_numbers_are_summed_in_float32(op):
     """2048 + 1 + 1 is lost where every addition rounds."""

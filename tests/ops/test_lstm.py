@@ -70,13 +70,13 @@ CHOICES = [
 ]
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("clip", [None, 0.4])
 @pytest.mark.parametrize("choice", CHOICES, ids=lambda c: "-".join(c[0]))
-def test_activations_and_clip(choice, clip):
+def test_activations_and_clip(choice, clip, dtype):
     names, alpha, beta = choice
-    for dtype in (np.float32, np.float64):
-        given = case(S=3, N=5, inputs=6, H=7, lengths=True, dtype=dtype, seed=3, scale=0.4)
-        check_both(given, activations=names, activation_alpha=alpha, activation_beta=beta, clip=clip)
+    given = case(S=3, N=5, inputs=6, H=7, lengths=True, dtype=dtype, seed=3, scale=0.4)
+    check_both(given, activations=names, activation_alpha=alpha, activation_beta=beta, clip=clip)
 
 
 def test_activations_per_direction():
@@ -134,6 +134,7 @@ def test_gradients_are_those_of_central_differences(direction):
         np.testing.assert_allclose((gradient * along).sum(), (ends[0] - ends[1]) / (2 * h), rtol=1e-7, atol=1e-8)
 
 
+@pytest.mark.slow  # kernels for float64 are compiled
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_torch_nn_lstm(bidirectional):
     """The kernel against the module of torch, whose gates come in the order i, f, c, o."""

@@ -25,16 +25,20 @@ def test_every_type(dtype, direction, clip, lengths):
     check(rnn_grad, *given.backward(direction=direction, clip=clip), direction=direction, clip=clip)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("missing", [(), *[(n,) for n in OPTIONALS], ("B", "Ht0"), OPTIONALS], ids="-".join)
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_gradients_are_those_of_autograd(direction, missing):
+def test_gradients_are_those_of_autograd(direction, missing, dtype):
+    """Those of the definition, in float64; those of the kernel are the definition's."""
     for lengths, clip in itertools.product((False, True), (None, 0.4)):
-        given = case(S=4, N=4, inputs=3, H=2, direction=direction, lengths=lengths).without(*missing)
+        sizes = {"S": 4, "N": 4, "inputs": 3, "H": 2, "direction": direction, "lengths": lengths}
+        given = case(**sizes).without(*missing)
         attributes = {"direction": direction, "clip": clip}
         expected, bounds = expect(rnn_grad, *given.backward(**attributes), **attributes)
         _, theirs = torch_gradients(given, **attributes)
         for name, ours, bound, gradient in zip(GRADIENTS, expected, bounds, theirs, strict=True):
             assert_close(gradient, ours, 2 * bound, name)
+        given = case(**sizes, dtype=dtype).without(*missing)
         check(rnn_grad, *given.backward(**attributes), **attributes)
 
 
@@ -45,10 +49,12 @@ FUNCTIONS = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("function", FUNCTIONS, ids=str)
-def test_activations(function):
+def test_activations(function, dtype):
     name, alpha, beta = function
-    given = case(S=3, N=5, inputs=6, H=7, lengths=True, seed=3, scale=0.4)
+    sizes = {"S": 3, "N": 5, "inputs": 6, "H": 7, "lengths": True, "seed": 3, "scale": 0.4}
+    given = case(**sizes)
     attributes = {
         "activations": [name],
         "activation_alpha": None if alpha is None else [alpha],
@@ -59,7 +65,7 @@ def test_activations(function):
     expected, bounds = expect(rnn_grad, *backward, **attributes)
     for ours, bound, theirs in zip(expected, bounds, torch_gradients(given, **torch_settings)[1], strict=True):
         assert_close(theirs, ours, 2 * bound)
-    check(rnn_grad, *backward, **attributes)
+    check(rnn_grad, *case(**sizes, dtype=dtype).backward(**torch_settings), **attributes)
 
 
 @pytest.mark.parametrize(

@@ -8,22 +8,8 @@ import numpy as np
 import onnxruntime
 import pytest
 from onnx import helper
-from tests.checks import (
-    DEVIATIONS,
-    FLOATS,
-    INDICES,
-    NUDGES,
-    PRECISION,
-    Expected,
-    bound_of_sum,
-    call,
-    check,
-    check_refused,
-    in_float64,
-    layouts,
-    result_dtype,
-    with_storage,
-)
+from tests.checks import FLOATS, INDICES, Expected, call, check, check_refused, layouts
+from tests.expected import reads
 from tests.functions.models import check_functions, model_of
 from tests.node_cases import NodeCase, only
 
@@ -141,25 +127,8 @@ def test_refused():
 
 
 def expected(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Expected:
-    """What moving the regions by a few roundings does, measured, and the roundings of the sums."""
-    precision = PRECISION[result_dtype(op, args, kwargs)]
-    dY, X, rois = (in_float64(np.asarray(a)) for a in args[:3])
-    results = op.definition(dY, X, rois, args[3], **kwargs)
-    rng = np.random.default_rng(0)
-    nudges = [4 * precision.unit * (1 + np.abs(rois)) * rng.choice([-1, 1], rois.shape) for _ in range(NUDGES)]
-    moved = [op.definition(dY, X, rois + nudge, args[3], **kwargs) for nudge in nudges]
-    largest = np.abs(dY).max(initial=0) * max(1, np.abs(X).max(initial=0)) * len(rois)
-    terms = dY[:1].size * 16 + len(rois)
-    bounds = []
-    for k, result in enumerate(results):
-        if result is None:
-            bounds.append(None)
-            continue
-        square = np.mean([np.square(m[k] - result) for m in moved], axis=0)
-        deviation = np.sqrt(square + np.mean(square))
-        bound = DEVIATIONS * deviation + bound_of_sum(precision, np.sqrt(terms), np.abs(result) + largest)
-        bounds.append(with_storage(precision, result, bound))
-    return results, tuple(bounds)
+    dY, _, rois, _ = args
+    return reads(op, args, kwargs, 4, dY[:1].size * 16 + len(rois), len(rois))
 
 
 def node_cases() -> Iterator[NodeCase]:

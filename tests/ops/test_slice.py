@@ -17,6 +17,8 @@ from onnxgrad.tensor_types import DTYPES
 
 F32 = np.dtype(np.float32)
 I32, I64 = np.iinfo(np.int32), np.iinfo(np.int64)
+# Each size of an element has a kernel: that of 16 bytes is not compiled daily.
+SMALL = [dtype for dtype in DTYPES.values() if dtype.itemsize <= 8]
 
 
 def numbers(shape, dtype):
@@ -120,7 +122,7 @@ def test_any_slice(data):
     bounds = st.integers(-8, 8) | st.sampled_from([I32.max, I32.min])
     starts, ends = ([data.draw(bounds) for _ in axes] for _ in range(2))
     steps = [data.draw(st.integers(-4, 4).filter(bool) | st.sampled_from([I32.max, I32.min])) for _ in axes]
-    dY = numbers(sliced(shape, starts, ends, axes, steps), data.draw(st.sampled_from(list(DTYPES.values()))))
+    dY = numbers(sliced(shape, starts, ends, axes, steps), data.draw(st.sampled_from(SMALL)))
     index = data.draw(st.sampled_from(INDICES))
     axes = [a - len(shape) if data.draw(st.booleans()) else a for a in axes]
     dX = check(slice_grad, dY, shape, *(np.array(v, index) for v in (starts, ends, axes, steps)))

@@ -63,12 +63,13 @@ def test_shapes_and_types(shape, dtype):
     check(GRAD, *arrays(shape, dtype))
 
 
+@pytest.mark.parametrize("index", INDICES, ids=str)
 @pytest.mark.parametrize("ignored", [None, -1, 1, -100, 2**31 - 1])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_settings(reduction, weighted, ignored):
-    for shape, index in zip(((6, 4), (2, 4, 5)), INDICES, strict=True):
-        given = {} if ignored is None else {"ignore_index": ignored}
+def test_settings(reduction, weighted, ignored, index):
+    given = {} if ignored is None else {"ignore_index": ignored}
+    for shape in ((6, 4), (2, 4, 5)):
         check(GRAD, *arrays(shape, np.float32, reduction, weighted, ignored, index), reduction=reduction, **given)
 
 
@@ -186,11 +187,12 @@ def test_loss_of_shapes_and_types(shape, dtype):
     check(LOSS, *scored(shape, dtype))
 
 
+@pytest.mark.parametrize("index", INDICES, ids=str)
 @pytest.mark.parametrize("ignored", [None, -1, 1, -100, 2**31 - 1])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_loss_with_settings(reduction, weighted, ignored):
-    for shape, index in zip(((6, 4), (2, 4, 5)), INDICES, strict=True):
+def test_loss_with_settings(reduction, weighted, ignored, index):
+    for shape in ((6, 4), (2, 4, 5)):
         check(LOSS, *scored(shape, np.float32, weighted, ignored, index), reduction=reduction)
 
 

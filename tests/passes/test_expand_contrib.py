@@ -113,6 +113,7 @@ def test_attention_of_values_of_another_size():
     check("Attention", inputs, attributes, session(proto).run(None, feeds))
 
 
+@pytest.mark.slow
 def test_attention_with_a_square_mask():
     """As Megatron has it, for which onnxruntime has no kernel on the CPU: that of the part which counts."""
     square, past = flags(B, 1, 9, 9), x(2, B, N, 3, H)
@@ -203,6 +204,7 @@ def test_group_query_attention_of_padded_examples():
     assert np.isfinite(got).all() and not gradient[0, 3:].any()
 
 
+@pytest.mark.slow
 def test_group_query_attention_normalizes_queries_and_keys():
     """Which has no kernel on the CPU."""
     scales = np.abs(x(2, 16))
@@ -367,6 +369,7 @@ def test_group_norm(activation, channels_last):
     check("GroupNorm", inputs, attributes, torch_of(lambda *a: group_norm(*a, activation, channels_last), *inputs))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("skip", [(B, 3, 5, 8), (B, 8), (B, 1, 1, 8)])
 def test_skip_group_norm(skip):
     inputs = x(B, 3, 5, 8), x(8), x(8), x(*skip), x(8)

@@ -20,10 +20,10 @@ from tests.checks import DEVICE, raises
 from tests.runtime.sessions import bits_of, carried, needs_provider
 
 import onnxgrad
-from onnxgrad.domains import MICROSOFT
 from onnxgrad.op import OPERATORS
 from onnxgrad.passes.expand_training import WRITERS
 from onnxgrad.passes.expand_training.registry import NOT_THERE
+from onnxgrad.schema import MICROSOFT
 
 DATA = Path(__file__).parents[1] / "data"
 ARTIFACTS = Path(__file__).parents[1] / "ort_training" / "artifacts_1_19_2"
@@ -77,6 +77,7 @@ def array(file, stored):
     return numbers(file)[dtype][offset : offset + math.prod(shape)].reshape(shape)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("file", "case"), CASES)
 def test_agrees_with_the_peer(file, case):
     """Operators alone, and the graphs that the builder of 1.19.2 writes for one operator after the other."""

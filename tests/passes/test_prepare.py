@@ -156,3 +156,18 @@ def test_layer_normalization_before_onnx_had_it():
         arrays = np.random.default_rng(0).standard_normal((3, 2, 4)).astype(np.float32)
         results.append(made.run(["x_grad"], {"x": arrays[0], "s": arrays[1, 0], "y_grad": arrays[2]})[0])
     np.testing.assert_array_equal(*results)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64])
+def test_numbers_that_were_attributes_have_the_type_of_the_data(dtype):
+    """onnx's converter makes inputs in float32 of them."""
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    info = [helper.make_tensor_value_info(n, kind, s) for n, s in (("x", [3]), ("y", [5]))]
+    nodes = [node("Clip", "x", "c", min=-0.5, max=0.5), node("Pad", "c", "y", pads=[1, 1], value=2.5)]
+    model = helper.make_model(
+        helper.make_graph(nodes, "g", info[:1], info[1:]), opset_imports=[helper.make_opsetid("", 9)], ir_version=4
+    )
+    feeds = {"x": np.array([-1, 0.25, 2], dtype), "y_grad": np.arange(5).astype(dtype)}
+    y, x_grad = onnxgrad.session(onnxgrad.gradient(model, "x")).run(None, feeds)
+    assert y.tolist() == [2.5, -0.5, 0.25, 0.5, 2.5] and y.dtype == x_grad.dtype == dtype
+    assert x_grad.tolist() == [0, 2, 0]

@@ -18,6 +18,7 @@ def network():
     return nn.Sequential(*layers, nn.Flatten(), nn.LazyLinear(5), nn.BatchNorm1d(5))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [True, False])
 @pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
 def test_three_steps_beside_pytorch(exporter, dynamic, tmp_path):

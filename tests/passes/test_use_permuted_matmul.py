@@ -9,9 +9,9 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxgrad
-from onnxgrad.domains import MICROSOFT
 from onnxgrad.passes import use_permuted_matmul as products
 from onnxgrad.passes.draft import Draft
+from onnxgrad.schema import MICROSOFT
 from onnxgrad.train import devices, losses, optim
 
 RNG = np.random.default_rng(0)

@@ -27,6 +27,7 @@ def test_activation(name, attributes):
     check_rule(name, ANY, **attributes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alpha", [0.3, 0.0, -0.5])
 def test_leaky_relu_with_any_alpha(alpha):
     check_rule("LeakyRelu", ANY, alpha=alpha)
@@ -37,16 +38,19 @@ def test_gradients_of_gradients(name):
     check_rule(name, RNG.standard_normal(ANY.shape), ANY, domain="com.microsoft")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ReluGrad", "LeakyReluGrad"])
 def test_gradients_of_gradients_with_a_kink(name):
     check_rule(name, RNG.standard_normal(ANY.shape), ANY, wrt=[0], domain="com.microsoft")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["BiasGeluGrad_dX", "BiasFastGeluGrad_dX"])
 def test_gradients_of_gradients_with_bias(name):
     check_rule(name, RNG.standard_normal(ANY.shape), ANY, RNG.standard_normal(4), domain="com.microsoft")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alpha", [1.702, -0.5])
 def test_gradient_of_the_gradient_of_quick_gelu(alpha):
     check_rule("QuickGeluGrad", RNG.standard_normal(ANY.shape), ANY, alpha=alpha, domain="com.microsoft")

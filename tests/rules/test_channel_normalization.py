@@ -41,6 +41,7 @@ def test_one_node_for_all_inputs(static, dtype):
     assert kinds == {"BatchNormalization", "BatchNormalizationGrad"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(5, 4), (2, 4, 3, 2), (6,)])
 def test_batch_normalization_grad_of_given_statistics(shape):
     channels = (*shape, 1)[1]
@@ -48,6 +49,7 @@ def test_batch_normalization_grad_of_given_statistics(shape):
     check_rule("BatchNormalizationGrad", *inputs, outputs=3, domain="com.microsoft")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of", [0, 1, 2])
 def test_batch_normalization_grad_of_one_output(of):
     inputs = RNG.standard_normal((3, 4, 2)), RNG.standard_normal((3, 4, 2)), positive(4)
@@ -66,6 +68,7 @@ def test_group_normalization(groups):
     check_rule("GroupNormalization", x, positive(4), positive(4), num_groups=groups, epsilon=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("groups", [1, 2])
 def test_group_normalization_with_a_scale_for_each_group(groups):
     x = RNG.standard_normal((2, 4, 3))

@@ -61,6 +61,7 @@ def _before(x, trans, trans_batch):
     return np.ascontiguousarray(np.moveaxis(x, -2, 0) if trans_batch else x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("a", "b", "attributes"),
     [((4,), (4, 5), {}), ((4,), (4,), {"transA": 1}), ((3, 4), (4,), {}), ((2, 3, 4), (5, 4), {"transB": 1}),
@@ -108,6 +109,7 @@ def test_fused_conv(activation, parameters):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_fused_conv_with_a_residual():
     inputs = random(2, 4, 5), random(4, 2, 3), random(4), random(2, 4, 5)
     given = {"auto_pad": "SAME_UPPER", "group": 2, "kernel_shape": [3], "activation": "Sigmoid"}

@@ -4,7 +4,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from tests.gradients import check_rule, evaluate, model_of_node
+from tests.gradients import check_rule, daily, evaluate, model_of_node
 
 import onnxgrad
 
@@ -44,7 +44,12 @@ CONV = {
 }
 
 
-@pytest.mark.parametrize("case", CONV)
+@pytest.mark.parametrize(
+    "case",
+    daily(
+        CONV, "two axes", "strides and dilations", "groups", "depthwise", "SAME_LOWER with stride", "kernel_shape given"
+    ),
+)
 def test_conv(case):
     shapes, attributes = CONV[case]
     check_rule("Conv", *(normal(*s) for s in shapes), twice=case in TWICE, **attributes)
@@ -72,7 +77,9 @@ TRANSPOSED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", TRANSPOSED)
+@pytest.mark.parametrize(
+    "case", daily(TRANSPOSED, *(TWICE & TRANSPOSED.keys()), "dilations", "output_padding", "SAME_LOWER")
+)
 def test_conv_transpose(case):
     shapes, attributes = TRANSPOSED[case]
     check_rule("ConvTranspose", *(normal(*s) for s in shapes), twice=case in TWICE, **attributes)

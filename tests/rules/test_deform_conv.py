@@ -24,7 +24,9 @@ def inputs_of(group=1, offset_group=1, *, size=(2, 2), places=(4, 3), bias=True,
     ]
 
 
-@pytest.mark.parametrize(("group", "offset_group"), [(1, 1), (2, 1), (1, 2), (2, 4)])
+@pytest.mark.parametrize(
+    ("group", "offset_group"), [(2, 4), *(pytest.param(*g, marks=pytest.mark.slow) for g in ((1, 1), (2, 1), (1, 2)))]
+)
 @pytest.mark.parametrize("mask", [True, False])
 def test_groups(group, offset_group, mask):
     inputs = inputs_of(group, offset_group, mask=mask, bias=mask)

@@ -18,6 +18,7 @@ def test_both_directions(parts, inverse, axis):
     check_rule("DFT", x, None, np.array(axis), fixed=[2], inverse=inverse)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [3, 8])
 @pytest.mark.parametrize("onesided", [0, 1])
 def test_other_lengths_and_half_the_frequencies(length, onesided):
@@ -29,6 +30,7 @@ def test_the_axis_is_an_attribute_before_opset_20():
     check_rule("DFT", RNG.standard_normal((2, 6, 1)), opset=18, axis=1, onesided=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [5, 6])
 def test_numbers_from_half_their_frequencies(length):
     x = RNG.standard_normal((2, length // 2 + 1, 2))
@@ -43,6 +45,7 @@ def test_stft(length, step, parts, onesided, opset):
     check_rule("STFT", x, np.array(step), window, onesided=onesided, opset=opset)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", ["window", "frame_length", "both"])
 def test_frames_of_stft(given):
     window = None if given == "frame_length" else RNG.uniform(0.5, 1, 4)

@@ -86,6 +86,7 @@ def test_scatter(op_type, reduction):
     check_rule(op_type, x(4, 3), indices, x(2, 3), reduction=reduction)
 
 
+@pytest.mark.slow
 def test_scatter_to_single_elements():
     check_rule("ScatterND", x(4, 3), ints([1, 1], [-3, -2], [0, 0]), x(3), reduction="max")
     check_rule("ScatterND", x(4, 3), ints([[1, 1], [0, 2]]), x(1, 2), reduction="none")

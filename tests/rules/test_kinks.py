@@ -6,6 +6,7 @@ import onnxruntime
 import pytest
 import torch
 from onnx import helper
+from tests.gradients import daily
 from tests.torch_export import export
 from torch import nn
 from torch.nn import functional
@@ -60,7 +61,7 @@ class Each(nn.Module):
         return tuple(function(x[k]) for k, function in enumerate(self.functions))
 
 
-@pytest.mark.parametrize("exporter", EXPORTERS)
+@pytest.mark.parametrize("exporter", daily(EXPORTERS, "dynamo", "torchscript"))
 def test_gradients_at_the_kinks(exporter, tmp_path):
     untold = NOT_TOLD if exporter.startswith("torchscript") else {}
     functions = {name: function for name, function in FUNCTIONS.items() if name not in untold}

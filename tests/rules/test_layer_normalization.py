@@ -26,6 +26,7 @@ def test_gradients(name, shape, axis):
     check_rule(name, *inputs_of(name, shape, axis), outputs=outputs, domain="com.microsoft", axis=axis)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "of"), [(LAYER, 0), (LAYER, 1), (LAYER, 2), (SIMPLIFIED, 0), (SIMPLIFIED, 1)])
 def test_gradients_of_one_output(name, of):
     outputs = 3 if name == LAYER else 2

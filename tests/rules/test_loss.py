@@ -1,4 +1,4 @@
-"""NegativeLogLikelihoodLoss, SoftmaxCrossEntropyLoss and SoftmaxCrossEntropyLossInternal."""
+"""NegativeLogLikelihoodLoss, SoftmaxCrossEntropyLoss, SoftmaxCrossEntropyLossInternal and LinearCrossEntropy."""
 
 import numpy as np
 import pytest
@@ -28,6 +28,7 @@ def test_negative_log_likelihood(reduction, shape):
     check_rule("NegativeLogLikelihoodLoss", scores, labels, reduction=reduction)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("reduction", "ignored"), WEIGHTED)
 def test_negative_log_likelihood_with_weights(reduction, ignored):
     inputs = given((2, 4, 3), ignored)
@@ -44,18 +45,21 @@ def test_cross_entropy(reduction, shape):
     check_rule("SoftmaxCrossEntropyLoss", scores, labels.astype(np.int32), reduction=reduction)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("reduction", "ignored"), WEIGHTED)
 def test_cross_entropy_with_weights(reduction, ignored):
     inputs = given((2, 4, 3), ignored)
     check_rule("SoftmaxCrossEntropyLoss", *inputs, reduction=reduction, **optional(ignored))
 
 
+@pytest.mark.slow
 def test_cross_entropy_without_weights_but_ignored_labels():
     scores, labels, _ = given((2, 4, 3), 1)
     check_rule("SoftmaxCrossEntropyLoss", scores, labels, ignore_index=1)
     check_rule("NegativeLogLikelihoodLoss", scores, labels, ignore_index=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of", [[0, 1], [1]])
 def test_cross_entropy_whose_log_prob_is_used(of):
     check_rule("SoftmaxCrossEntropyLoss", *given((2, 4, 3)), outputs=2, of=of, wrt=[0])
@@ -70,21 +74,35 @@ def test_internal_cross_entropy(reduction, shape):
     check_rule(INTERNAL, scores, labels.astype(np.int32), reduction=reduction, domain="com.microsoft")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("reduction", "ignored"), WEIGHTED)
 def test_internal_cross_entropy_with_weights(reduction, ignored):
     inputs = [*given((2, 4, 3), ignored), *([] if ignored is None else [np.array(ignored)])]
     check_rule(INTERNAL, *inputs, reduction=reduction, fixed=[3], domain="com.microsoft")
 
 
+@pytest.mark.slow
 def test_internal_cross_entropy_without_an_ignored_label_ignores_minus_1():
     scores, labels, weights = given((2, 4, 3), -1)
     check_rule(INTERNAL, scores, labels, domain="com.microsoft")
     check_rule(INTERNAL, scores, labels, weights, domain="com.microsoft")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of", [[0, 1], [1]])
 def test_internal_cross_entropy_whose_log_prob_is_used(of):
     check_rule(INTERNAL, *given((2, 4, 3)), outputs=2, of=of, wrt=[0], domain="com.microsoft")
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("trans", [0, 1])
+def test_cross_entropy_of_a_linear_layer(trans, reduction):
+    rng = np.random.default_rng(0)
+    X, W = rng.standard_normal((2, 3, 4)), rng.standard_normal((5, 4) if trans else (4, 5))
+    labels, bias = rng.integers(-1, 5, (2, 3)), rng.standard_normal(5)
+    how = {"domain": "onnxgrad", "twice": False, "transW": trans, "reduction": reduction}
+    check_rule("LinearCrossEntropy", X, W, labels, bias, wrt=[0, 1, 3], **how)
+    check_rule("LinearCrossEntropy", X, W, labels, None, None, np.array(8.0), wrt=[0, 1], **how)
 
 
 def test_an_ignored_label_that_is_computed():

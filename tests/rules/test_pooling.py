@@ -46,6 +46,7 @@ def test_pool(name, case):
     check_rule(name, spaced(*shape), of=[0], opset=OPSET, twice=case in TWICE, **attributes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [c for c in POOLS if "pad" in str(POOLS[c])])
 def test_average_counts_pads(case):
     shape, attributes = POOLS[case]
@@ -58,6 +59,7 @@ def test_pool_of_other_opsets(name, opset):
     check_rule(name, spaced(1, 2, 7), of=[0], opset=opset, twice=False, kernel_shape=[3], strides=[2], pads=[1, 0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(2, 2, 6), (2, 2, 5, 4), (1, 2, 4, 3, 5)])
 def test_max_pool_in_columns(shape):
     check_rule("MaxPool", spaced(*shape), of=[0], kernel_shape=[2] * (len(shape) - 2), storage_order=1)

@@ -57,6 +57,7 @@ def test_absent_inputs(name, without):
     check_rule(name, *inputs_of(name, without=without), outputs=OUTPUTS[name], twice=False, **settings(name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GATES)
 def test_some_outputs_and_some_inputs(name):
     check_rule(name, *inputs_of(name), outputs=OUTPUTS[name], of=[1], twice=False, **settings(name))
@@ -80,17 +81,20 @@ ACTIVATIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "attributes"), [(n, a) for n, cases in ACTIVATIONS.items() for a in cases])
 def test_activations(name, attributes):
     given = inputs_of(name, attributes.get("direction", "forward"))
     check_rule(name, *given, outputs=OUTPUTS[name], twice=False, **settings(name, **attributes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GATES)
 def test_clip(name):
     check_rule(name, *inputs_of(name), outputs=OUTPUTS[name], twice=False, **settings(name, clip=0.5))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
 @pytest.mark.parametrize("name", GATES)
 def test_the_states_stay_what_onnxruntime_computes(name, direction):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from tests.gradients import check_rule
+from tests.gradients import check_rule, daily
 from tests.linear_rules import check_adjoint, check_like_torch
 
 RNG = np.random.default_rng(0)
@@ -55,16 +55,19 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+TWICE = ("nearest-twice", "nearest-parts", "linear-antialias", "cubic-parts")
+
+
+@pytest.mark.parametrize("case", daily(CASES, *TWICE, "nearest-sizes", "linear-align_corners", "cubic-in-proportion"))
 def test_modes(case):
     data, how, attributes = CASES[case]
     fixed = [len(how)]
     exact = ROUNDED if attributes["mode"] == "cubic" else 1e-12
     check_adjoint("Resize", data, *how, attributes=attributes, fixed=fixed, exact=exact)
-    twice = case in ("nearest-twice", "nearest-parts", "linear-antialias", "cubic-parts")
-    check_rule("Resize", data, *how, fixed=fixed, twice=twice, **attributes)
+    check_rule("Resize", data, *how, fixed=fixed, twice=case in TWICE, **attributes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
 def test_scales_as_input(mode):
     check_rule("Resize", x(1, 2, 3, 4), *scales(1, 1, 1.5, 2), wrt=[0], mode=mode, twice=False)

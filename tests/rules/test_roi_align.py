@@ -28,6 +28,7 @@ def test_rule(mode, sampling_ratio, coordinate_transformation_mode):
     check_rule("RoiAlign", X, ROIS, IMAGES, twice=twice, **SIZES, **given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["avg", "max"])
 def test_opset_10(mode):
     check_rule("RoiAlign", X, ROIS, IMAGES, opset=10, twice=False, mode=mode, **SIZES)

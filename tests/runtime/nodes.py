@@ -35,10 +35,8 @@ def model_of(
         op.name, names, results, name=name, domain=op.domain, **{k: v for k, v in attributes.items() if v is not None}
     )
     kinds = {e.name: element_type(a.dtype) for e, a in zip(op.inputs, given, strict=True) if a is not None}
-    result_kinds = [
-        element_type(given[source].dtype) if given[source] is not None else TensorProto.INT64
-        for source in op.dtype_sources
-    ]
+    dtypes = op.output_dtypes([None if a is None else a.dtype for a in given])
+    result_kinds = [TensorProto.INT64 if dtype is None else element_type(dtype) for dtype in dtypes]
     graph = helper.make_graph(
         [node],
         "one node",

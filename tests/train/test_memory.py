@@ -38,6 +38,7 @@ def linear(width: int, path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not tell how much memory is held")
 def test_what_is_held(tmp_path):
     small, large = linear(64, tmp_path / "small.onnx"), linear(WIDTH, tmp_path / "large.onnx")

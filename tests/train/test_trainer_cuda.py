@@ -13,7 +13,12 @@ from tests.runtime.sessions import needs_provider
 from tests.train.two_layers import batch, mlp
 
 from onnxgrad.train import losses, optim
+from onnxgrad.train.fitting import TrainingStoppedError
+from onnxgrad.train.pending_loss import PendingLoss
 from onnxgrad.train.trainer import Trainer
+
+if DEVICE == "cuda":
+    import tests.gpu  # noqa: F401, it switches TF32 off
 
 pytestmark = [needs_provider, pytest.mark.skipif(DEVICE != "cuda", reason="needs a GPU")]
 
@@ -149,3 +154,134 @@ def step_of_cnn(**how):
     mine = Trainer(cnn(), losses.CrossEntropy("logits"), optim.AdamW(lr=0.01), device="cuda", **how)
     x = np.random.default_rng(1).standard_normal((8, 3, 16, 16)).astype(np.float32)
     return [mine.step({"x": x, "target": np.arange(8) % 3}) for _ in range(2)][-1]
+
+
+def test_shapes_of_batches_are_captured_each_and_come_back():
+    """The second batch of a shape is captured, later ones are replayed: with Dropout and a schedule, as on the CPU."""
+    sizes = [32, 32, 16, 32, 16, 16, 7, 32, 16, 7, 7, 32]
+    mine, expected = (
+        [t.step(batch(k, size)) for k, size in enumerate(sizes)] for t in (trainer("cuda"), trainer("cpu"))
+    )
+    assert np.allclose(mine, expected, rtol=1e-4)
+
+
+def test_steps_are_captured_and_losses_wait():
+    mine = trainer("cuda")
+    found = [mine.step(batch(k, 32)) for k in range(5)]
+    assert len(mine._step_session._captured._captured) == 1 and mine.remarks == []
+    assert all(isinstance(loss, PendingLoss) for loss in found)
+    assert mine.gradient_norm == found[-1].gradient_norm
+
+
+@pytest.mark.parametrize("used", ["at once", "by the next step", "by save"])
+def test_a_loss_that_is_not_finite_leaves_the_state_before_it(used, tmp_path):
+    mine, expected = trainer("cuda"), trainer("cuda")
+    for k in range(4):
+        mine.step(batch(k, 32)), expected.step(batch(k, 32))
+    bad = batch(4, 32)
+    bad["x"][3, 2] = np.nan
+    loss = mine.step(bad)
+    with pytest.raises(TrainingStoppedError, match=r"step 5: the loss is nan: the batch's x .* before the step"):
+        {"at once": lambda: float(loss), "by the next step": lambda: mine.step(batch(5, 32)),
+         "by save": lambda: mine.save(tmp_path / "run.safetensors")}[used]()  # fmt: skip
+    assert mine.steps == 4
+    for name, parameter in mine.parameters.items():
+        assert np.array_equal(parameter.cpu(), expected.parameters[name].cpu())
+    later = [[t.step(batch(k, 32)) for k in range(5, 8)] for t in (mine, expected)]
+    assert np.allclose(*later, rtol=1e-6)
+
+
+def test_fit_stops_at_the_batch_that_is_not_finite(tmp_path):
+    batches = [batch(k, 32) for k in range(6)]
+    batches[3]["x"][0, 0] = np.inf
+    events = []
+    mine = trainer("cuda")
+    with pytest.raises(TrainingStoppedError, match=r"step 4: .* the state before it is in .*run.safetensors"):
+        mine.fit(batches, 2, quiet=True, checkpoint=tmp_path / "run.safetensors", log=events.append)
+    assert [event["step"] for event in events] == [1, 2, 3]
+    again = trainer("cuda")
+    again.restore(tmp_path / "run.safetensors")
+    assert again.steps == 3 and again._position.batches == 3
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precision_has_the_losses_of_float32(precision):
+    mine, expected = (
+        [float(t.step(batch(k, 32))) for k in range(40)]
+        for t in (trainer("cuda", precision=precision), trainer("cuda"))
+    )
+    assert np.allclose(mine, expected, rtol=2e-2)
+
+
+TRANSFORMER = """
+<ir_version: 9, opset_import: ["" : 20]>
+transformer (float[n, 16, 32] x) => (float[n, 16, 3] logits) {
+    a = LayerNormalization <axis = -1> (x, s1, b1)
+    h0 = MatMul(a, w1)
+    h1 = Add(h0, c1)
+    h2 = Gelu(h1)
+    h3 = MatMul(h2, w2)
+    h4 = Add(h3, c2)
+    h5 = Dropout(h4)
+    r = Add(x, h5)
+    g0 = MatMul(r, w3)
+    g1 = Sigmoid(g0)
+    g2 = Mul(g0, g1)
+    g3 = Add(g2, r)
+    y = LayerNormalization <axis = -1> (g3, s2, b2)
+    logits = MatMul(y, w4)
+}
+"""
+
+
+@pytest.mark.parametrize(("precision", "bound"), [("float32", 1e-4), ("bf16", 2e-2), ("fp16", 1e-2)])
+def test_fused_elementwise_nodes_compute_the_same(precision, bound, monkeypatch):
+    """Also for a batch of another size, and with blocks recomputed."""
+    model, random = onnx.parser.parse_model(TRANSFORMER), np.random.default_rng(0)
+    shapes = {"w1": (32, 64), "w2": (64, 32), "w3": (32, 32), "w4": (32, 3), "c1": (64,)}
+    for name, shape in {**shapes, **dict.fromkeys(("c2", "s1", "s2", "b1", "b2"), (32,))}.items():
+        array = random.standard_normal(shape).astype(np.float32) / 4 + (name in ("s1", "s2"))
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    batches = [
+        {"x": random.standard_normal((n, 16, 32)).astype(np.float32), "target": random.integers(0, 3, (n, 16))}
+        for n in (8, 8, 5, 8, 5)
+    ]
+
+    def losses_of(**how):
+        loss = losses.CrossEntropy("logits", axis=-1)
+        mine = Trainer(model, loss, optim.AdamW(lr=0.01), device="cuda", precision=precision, seed=3, **how)
+        fused = sum(node.op_type == "FusedElementwise" for node in mine._step.model.graph)
+        return [float(mine.step(b)) for b in batches], fused
+
+    (found, count), (again, _) = losses_of(), losses_of(recompute="blocks")
+    monkeypatch.setattr("onnxgrad.train.graphs.fuse_elementwise", lambda draft: 0)
+    expected, none = losses_of()
+    assert count > 0 and none == 0
+    assert np.allclose(found, expected, rtol=bound)
+    assert np.allclose(again, expected, rtol=bound)
+
+
+@pytest.mark.parametrize(("precision", "bound"), [("float32", 1e-3), ("bf16", 3e-2), ("fp16", 1e-2)])
+def test_images_whose_channels_come_last_compute_the_same(precision, bound):
+    """A residual block with batch normalization, a pool and two branches: losses and statistics of the CPU."""
+    from tests.passes.test_use_channels_last import CLASSES, network
+
+    random = np.random.default_rng(1)
+    batches = [
+        {"x": random.standard_normal((n, 3, 20, 18)).astype(np.float32), "target": random.integers(0, CLASSES, n)}
+        for n in (8, 8, 5, 8, 5)
+    ]
+
+    def run(device, precision):
+        mine = Trainer(network(), losses.CrossEntropy("y"), optim.SGD(lr=0.05), device=device, precision=precision)
+        found = [float(mine.step(b)) for b in batches]
+        nodes = [node.op_type for node in mine._step.model.graph if node.op_type.startswith("Nhwc")]
+        mine.export(path := Path(tempfile.mkdtemp(), "model.onnx"))
+        weights = {t.name: numpy_helper.to_array(t) for t in onnx.load(path).graph.initializer}
+        return found, nodes, weights
+
+    (found, nodes, weights), (expected, none, wanted) = run("cuda", precision), run("cpu", "float32")
+    assert len(nodes) == 12 and not none
+    assert np.allclose(found, expected, rtol=bound)
+    for name in ("m0", "v0", "m1", "v1"):
+        assert np.allclose(weights[name], wanted[name], rtol=bound, atol=bound)

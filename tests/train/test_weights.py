@@ -65,6 +65,7 @@ def test_half_weights_are_trained_in_float32(dtype, tmp_path):
     assert mine.evaluate([given])["loss"] == pytest.approx(mine.step(given), rel=1e-6)
 
 
+@pytest.mark.slow  # kernels for half types are compiled
 def test_a_model_that_computes_in_float16():
     model = mlp()
     for tensor in model.graph.initializer:

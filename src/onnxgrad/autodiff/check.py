@@ -18,7 +18,6 @@ from onnxgrad.autodiff.reference.loops import Loop, Scan
 from onnxgrad.autodiff.reference.normalization import NORMALIZATIONS
 from onnxgrad.autodiff.reference.recurrent import FAILING, RECURRENT
 from onnxgrad.autodiff.reference.windows import WINDOWS
-from onnxgrad.domains import ML
 from onnxgrad.graph.files import expect_weights, load
 from onnxgrad.op import operator_of, reference_ops
 from onnxgrad.passes.draft import Draft
@@ -28,6 +27,7 @@ from onnxgrad.passes.prepare import OLDEST_OPSET, TO_NEW_OPSET, lift_initializer
 from onnxgrad.passes.validate import validate
 from onnxgrad.rules.contrib_schemas import contrib_ops, fast_gelu, gelu
 from onnxgrad.runtime.interrupts import run
+from onnxgrad.schema import ML
 
 STEP = 1e-5  # for numbers up to 1; in float64 the error of a central difference is then about 1e-10
 # What onnxruntime does not compute in float64 as it should: in float32, with constants of float32,

@@ -7,8 +7,8 @@ import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from onnxgrad.domains import is_standard
 from onnxgrad.graph.builder import RANDOM
+from onnxgrad.schema import is_standard
 
 
 def is_random(node: NodeProto) -> bool:

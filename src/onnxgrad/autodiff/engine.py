@@ -8,13 +8,13 @@ from typing import Any
 import onnx_ir as ir
 from onnx import defs
 
-from onnxgrad.domains import is_standard
 from onnxgrad.graph.broadcast import sum_to_shape
 from onnxgrad.graph.builder import Builder, schema_of
 from onnxgrad.graph.gradients import AtPosition, sum_gradients, zero_gradient
 from onnxgrad.graph.node import NodeView, captured, subgraphs, values_read
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.rules.registry import RULES, Function, Rule, nondiff, todo
+from onnxgrad.schema import is_standard
 
 QUANTIZE, DEQUANTIZE = [("", "QuantizeLinear"), ("", "DynamicQuantizeLinear")], ("", "DequantizeLinear")
 

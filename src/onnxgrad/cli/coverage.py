@@ -4,8 +4,8 @@ from typing import Any, NamedTuple
 
 from onnx import defs
 
-from onnxgrad.domains import MICROSOFT, ML, PREVIEW, PREVIEW_TRAINING
 from onnxgrad.op import OPERATORS, Op
+from onnxgrad.schema import MICROSOFT, ML, PREVIEW, PREVIEW_TRAINING
 
 BACKENDS = {"cpu": "CPU", "cuda": "CUDA"}  # folders of kernels, and what users call them
 

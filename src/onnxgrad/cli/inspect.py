@@ -8,7 +8,7 @@ import click
 
 from onnxgrad.cli.group import command
 from onnxgrad.cli.tables import described, plain_console, show
-from onnxgrad.domains import is_standard
+from onnxgrad.schema import is_standard
 
 if TYPE_CHECKING:
     import onnx_ir as ir

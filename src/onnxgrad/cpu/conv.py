@@ -19,11 +19,10 @@ from onnxgrad.cpu.core.conv.weight_grad import COLUMNS, DEPTH, ROWS, chunk_count
 from onnxgrad.cpu.core.conv.weight_grad_batch import COPIED_DEPTH as RUN
 from onnxgrad.cpu.core.conv.weight_grad_batch import IMAGES as BLOCK
 from onnxgrad.cpu.core.conv.weight_grad_batch import batch_weight_gradient, row_step
-from onnxgrad.cpu.core.convert import narrow, widen
+from onnxgrad.cpu.core.convert import narrow, widen, working_copy
 from onnxgrad.cpu.core.matmul.microkernel import CACHE_LINE, gemm_address
 from onnxgrad.cpu.core.matmul.microkernel import ROWS as TILE
 from onnxgrad.cpu.core.memory import workspace
-from onnxgrad.cpu.core.recurrent.arguments import working_copy
 from onnxgrad.cpu.core.threads import launch
 from onnxgrad.ops.conv import axes_of
 from onnxgrad.ops.families.windows import ALONE, Axis

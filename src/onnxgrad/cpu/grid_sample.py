@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from onnxgrad.cpu.core.convert import narrow, widen
+from onnxgrad.cpu.core.convert import narrow, widen, working_copy
 from onnxgrad.cpu.core.halves import load, store
 from onnxgrad.cpu.core.jit import inlined, int64, native
 from onnxgrad.cpu.core.matmul.transpose import transpose
 from onnxgrad.cpu.core.memory import workspace
 from onnxgrad.cpu.core.parallel import parallel
-from onnxgrad.cpu.core.recurrent.arguments import working_copy
 from onnxgrad.cpu.core.rows import ROW, add_scaled, channel_chunks, dot
 from onnxgrad.cpu.core.threads import launch
 from onnxgrad.ops.grid_sample import MOST_AXES, PADDINGS, weight_tables
@@ -81,8 +80,7 @@ def grid_sample_grad(
         bytes_touched=dY.nbytes + X.nbytes + grid.nbytes,
     )
     for result, found in ((dX, found_X), (dgrid, found_grid)):
-        if result is not None:
-            narrow(found, result)
+        narrow(found, result)
 
 
 @native

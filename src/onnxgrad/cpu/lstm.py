@@ -2,17 +2,15 @@
 
 from collections.abc import Sequence
 
-from onnxgrad.cpu.core.convert import narrow
+from onnxgrad.cpu.core.convert import input_of, narrow, working_copy
 from onnxgrad.cpu.core.memory import workspace
 from onnxgrad.cpu.core.recurrent.arguments import (
     activations_of,
     backwards_of,
     execution_of,
-    input_of,
     inputs_of,
     lengths_of,
     sizes_of,
-    working_copy,
 )
 from onnxgrad.cpu.core.recurrent.lstm_backward import lstm_backward
 from onnxgrad.cpu.core.recurrent.lstm_forward import lstm_forward
@@ -118,5 +116,4 @@ def lstm_grad(
         bytes_touched=X.nbytes + R.nbytes + IOFC.nbytes,
     )
     for array, result in zip(outputs, results, strict=True):
-        if array is not None:
-            narrow(result, array)
+        narrow(result, array)

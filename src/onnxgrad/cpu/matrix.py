@@ -5,13 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from onnxgrad.cpu.core.convert import narrow, widen
-from onnxgrad.cpu.core.matmul.amx import has_amx
-from onnxgrad.cpu.core.matmul.bf16_matmul import matmul_of_bf16
-from onnxgrad.cpu.core.matmul.matmul import matmul_by_amx, matmul_by_vectors
-from onnxgrad.cpu.core.matmul.microkernel import gemm_address, gemm_of_pairs_address
-from onnxgrad.cpu.core.recurrent.arguments import input_of, working_copy
-from onnxgrad.cpu.core.threads import get_num_threads, launch
+from onnxgrad.cpu.core.convert import input_of, narrow, widen, working_copy
+from onnxgrad.cpu.core.matmul.launch_matmul import launch_matmul
 from onnxgrad.tensor_types import Array
 
 Axes = list[tuple[int, int]]  # size and step in memory of each
@@ -38,14 +33,7 @@ def permuted_mat_mul(
         a_row, a_k, b_k, b_column, c_row, c_column = steps
         a, b, starts = b, a, np.ascontiguousarray(starts[:, [1, 0, 2]])
         steps, sizes = (b_column, b_k, a_k, a_row, c_column, c_row), (sizes[1], sizes[0], sizes[2])
-    work = len(starts) * sizes[0] * sizes[1] * sizes[2] // 16  # counted as bytes that many threads might go over
-    kernel, gemm = matmul_by_vectors, gemm_address(result.dtype)
-    if is_rounded:
-        kernel, gemm = matmul_of_bf16, gemm_of_pairs_address()
-    elif result.itemsize == 4 and has_amx():
-        kernel = matmul_by_amx
-    product = (a, b, result, offset, starts, steps, sizes, float(alpha))
-    launch(kernel, *product, get_num_threads(), gemm, bytes_touched=work)
+    launch_matmul(a, b, result, offset, starts, steps, sizes, float(alpha), is_rounded)
     narrow(result, Y)
 
 

@@ -2,17 +2,15 @@
 
 from collections.abc import Sequence
 
-from onnxgrad.cpu.core.convert import narrow
+from onnxgrad.cpu.core.convert import input_of, narrow, working_copy
 from onnxgrad.cpu.core.memory import workspace
 from onnxgrad.cpu.core.recurrent.arguments import (
     activations_of,
     backwards_of,
     execution_of,
-    input_of,
     inputs_of,
     lengths_of,
     sizes_of,
-    working_copy,
 )
 from onnxgrad.cpu.core.recurrent.rnn_backward import rnn_backward
 from onnxgrad.cpu.core.threads import launch
@@ -61,5 +59,4 @@ def rnn_grad(
         bytes_touched=X.nbytes + R.nbytes + HAll.nbytes,
     )
     for array, result in zip(outputs, results, strict=True):
-        if array is not None:
-            narrow(result, array)
+        narrow(result, array)

@@ -18,6 +18,7 @@ from onnxgrad.cuda.core.launch import (
     counting_type,
     float_of,
     launch,
+    narrowed,
     power_of_two,
     sums_dtype,
     to_type,
@@ -53,7 +54,7 @@ def batch_normalization_grad(
     dY, X = dY.view(-1), X.view(-1)
     measured = mean is None or inv_std is None
     means, inverses = (scale, scale) if mean is None or inv_std is None else (mean, inv_std)
-    launch(_add_up, blocks * slices, dY, X, means, kept, *sizes, *tile, measured, *kinds, num_warps=WARPS)
+    launch(_add_up, blocks * slices, dY, X, means, kept, *sizes, *tile, True, measured, *kinds, num_warps=WARPS)
     launch(
         _finish, ceil_div(channels, CHANNELS), kept, scale, inverses,
         kept if scale_grad is None else scale_grad, kept if bias_grad is None else bias_grad,
@@ -62,7 +63,7 @@ def batch_normalization_grad(
         num_warps=WARPS,
     )  # fmt: skip
     if X_grad is not None and count > 0:
-        launch(_apply, blocks * slices, dY, X, X_grad.view(-1), kept, *sizes, *tile, *kinds, num_warps=WARPS)
+        launch(_apply, blocks * slices, dY, X, X_grad.view(-1), kept, *sizes, *tile, True, *kinds, num_warps=WARPS)
 
 
 def _sizes(X: torch.Tensor, channels: int) -> tuple[int, tuple[int, ...], tuple[int, int], tuple[Any, Any]]:
@@ -81,9 +82,13 @@ def _sizes(X: torch.Tensor, channels: int) -> tuple[int, tuple[int, ...], tuple[
 @triton.jit
 def _add_up(
     dY, X, mean, kept, channels, size, count, per_slice, slices,
-    HEIGHT: tl.constexpr, LENGTH: tl.constexpr, MEASURED: tl.constexpr, KIND: tl.constexpr, WORK: tl.constexpr,
+    HEIGHT: tl.constexpr, LENGTH: tl.constexpr, OF_GRADIENT: tl.constexpr, MEASURED: tl.constexpr, KIND: tl.constexpr,
+    WORK: tl.constexpr,
 ):  # fmt: skip
-    """Of a slice of some channels the sums of g, g · d, d and d², where d is x less a shift near the mean."""
+    """Of a slice of some channels the sums of g, g · d, d and d², as far as they are asked for.
+
+    d is x less a shift: the mean if it is given, or else that of the first tile.
+    """
     number = tl.program_id(0).to(KIND)
     channel = number // slices * HEIGHT + tl.arange(0, HEIGHT)
     step = tl.arange(0, LENGTH).to(KIND)
@@ -105,10 +110,11 @@ def _add_up(
         element = start + step
         here = there & (element < end)[None, :]
         at = (element // size)[None, :] * channels * size + channel[:, None] * size + (element % size)[None, :]
-        g = tl.load(dY + at, here, other=0).to(WORK)
         d = tl.where(here, tl.load(X + at, here, other=0).to(WORK) - shift, 0)
-        level += tl.sum(g, 1).to(tl.float64)
-        along += tl.sum(g * d, 1).to(tl.float64)
+        if OF_GRADIENT:
+            g = tl.load(dY + at, here, other=0).to(WORK)
+            level += tl.sum(g, 1).to(tl.float64)
+            along += tl.sum(g * d, 1).to(tl.float64)
         if MEASURED:
             total += tl.sum(d, 1).to(tl.float64)
             square += tl.sum(d * d, 1).to(tl.float64)
@@ -151,9 +157,9 @@ def _finish(
     else:
         inv = tl.load(inv_std + channel, here, other=0).to(tl.float64)
     if OF_SCALE:
-        tl.store(scale_grad + channel, _stored(along * inv, scale_grad.dtype.element_ty), here)
+        tl.store(scale_grad + channel, narrowed(along * inv, scale_grad.dtype.element_ty), here)
     if OF_BIAS:
-        tl.store(bias_grad + channel, _stored(level, bias_grad.dtype.element_ty), here)
+        tl.store(bias_grad + channel, narrowed(level, bias_grad.dtype.element_ty), here)
     p = tl.load(scale + channel, here, other=0).to(tl.float64) * inv
     q = -p * inv * inv * along * share
     k = centre.to(WORK).to(tl.float64)  # what of it a number of that type can hold
@@ -164,17 +170,9 @@ def _finish(
 
 
 @triton.jit
-def _stored(x, KIND: tl.constexpr):
-    """A float64 in another type, half types by way of float32."""
-    if tl.float64 == KIND:
-        return x
-    return to_type(x.to(tl.float32), KIND)
-
-
-@triton.jit
 def _apply(
-    dY, X, X_grad, kept, channels, size, count, per_slice, slices,
-    HEIGHT: tl.constexpr, LENGTH: tl.constexpr, KIND: tl.constexpr, WORK: tl.constexpr,
+    dY, X, result, kept, channels, size, count, per_slice, slices,
+    HEIGHT: tl.constexpr, LENGTH: tl.constexpr, OF_GRADIENT: tl.constexpr, KIND: tl.constexpr, WORK: tl.constexpr,
 ):  # fmt: skip
     number = tl.program_id(0).to(KIND)
     channel = number // slices * HEIGHT + tl.arange(0, HEIGHT)
@@ -191,9 +189,10 @@ def _apply(
         element = start + step
         here = there[:, None] & (element < end)[None, :]
         at = (element // size)[None, :] * channels * size + channel[:, None] * size + (element % size)[None, :]
-        g = tl.load(dY + at, here, other=0).to(WORK)
-        x = tl.load(X + at, here, other=0).to(WORK)
-        tl.store(X_grad + at, to_type(p * g + (q * (x - k) + r), X_grad.dtype.element_ty), here)
+        new = q * (tl.load(X + at, here, other=0).to(WORK) - k) + r
+        if OF_GRADIENT:
+            new = p * tl.load(dY + at, here, other=0).to(WORK) + new
+        tl.store(result + at, to_type(new, result.dtype.element_ty), here)
 
 
 def batch_norm_internal(
@@ -220,7 +219,7 @@ def batch_norm_internal(
     kept = torch.empty(slices * channels * KEPT.value, dtype=torch.float64, device=X.device)
     X = X.view(-1)
     if training_mode:
-        launch(_measure, blocks * slices, X, kept, *sizes, *tile, *kinds, num_warps=WARPS)
+        launch(_add_up, blocks * slices, X, X, scale, kept, *sizes, *tile, False, True, *kinds, num_warps=WARPS)
     statistics = (running_mean, running_var, saved_mean, saved_inv_std)
     launch(
         _tell, ceil_div(channels, CHANNELS), kept, scale, B, input_mean, input_var,
@@ -230,38 +229,7 @@ def batch_norm_internal(
         num_warps=WARPS,
     )  # fmt: skip
     if Y is not None and count > 0:
-        launch(_scale, blocks * slices, X, Y.view(-1), kept, *sizes, *tile, *kinds, num_warps=WARPS)
-
-
-@triton.jit
-def _measure(
-    X, kept, channels, size, count, per_slice, slices,
-    HEIGHT: tl.constexpr, LENGTH: tl.constexpr, KIND: tl.constexpr, WORK: tl.constexpr,
-):  # fmt: skip
-    """Of a slice of some channels the sums of d and d², where d is x less a shift, the mean of the first tile."""
-    number = tl.program_id(0).to(KIND)
-    channel = number // slices * HEIGHT + tl.arange(0, HEIGHT)
-    step = tl.arange(0, LENGTH).to(KIND)
-    there = (channel < channels)[:, None]
-    here = there & (step < count)[None, :]
-    at = (step // size)[None, :] * channels * size + channel[:, None] * size + (step % size)[None, :]
-    shift = tl.sum(tl.load(X + at, here, other=0).to(WORK), 1, keep_dims=True)
-    shift /= tl.maximum(tl.minimum(count, LENGTH), 1).to(WORK)
-    total = tl.zeros([HEIGHT], tl.float64)
-    square = tl.zeros([HEIGHT], tl.float64)
-    first = number % slices * per_slice
-    end = tl.minimum(first + per_slice, count)
-    for start in range(first, end, LENGTH):
-        element = start + step
-        here = there & (element < end)[None, :]
-        at = (element // size)[None, :] * channels * size + channel[:, None] * size + (element % size)[None, :]
-        d = tl.where(here, tl.load(X + at, here, other=0).to(WORK) - shift, 0)
-        total += tl.sum(d, 1).to(tl.float64)
-        square += tl.sum(d * d, 1).to(tl.float64)
-    to = kept + (number % slices * channels + channel) * KEPT
-    tl.store(to, total, channel < channels)
-    tl.store(to + 1, square, channel < channels)
-    tl.store(to + 2, tl.reshape(shift, [HEIGHT]).to(tl.float64), channel < channels)
+        launch(_apply, blocks * slices, X, X, Y.view(-1), kept, *sizes, *tile, False, *kinds, num_warps=WARPS)
 
 
 @triton.jit
@@ -271,7 +239,7 @@ def _tell(
     CHANNELS: tl.constexpr, MEASURED: tl.constexpr, RUNNING_MEAN: tl.constexpr, RUNNING_VAR: tl.constexpr,
     SAVED_MEAN: tl.constexpr, SAVED_INV_STD: tl.constexpr, KIND: tl.constexpr, WORK: tl.constexpr,
 ):  # fmt: skip
-    """The statistics; the first slice's sums become p, k and r: Y = p · (x - k) + r."""
+    """The statistics; the first slice's sums become q, k and r: Y = q · (x - k) + r."""
     channel = tl.program_id(0).to(KIND) * CHANNELS + tl.arange(0, CHANNELS)
     here = channel < channels
     to = kept + channel * KEPT
@@ -283,50 +251,27 @@ def _tell(
         square = tl.zeros([CHANNELS], tl.float64)
         for number in range(slices):
             at = kept + (number * channels + channel) * KEPT
-            total += tl.load(at, here, other=0)
-            square += tl.load(at + 1, here, other=0)
+            total += tl.load(at + 2, here, other=0)
+            square += tl.load(at + 3, here, other=0)
         share = 1 / tl.maximum(count, 1).to(tl.float64)
         beyond = total * share
         measured = square * share - beyond * beyond
         measured = tl.where(measured < 0, 0.0, measured)
-        average = tl.load(to + 2, here, other=0) + beyond
+        average = tl.load(to + 4, here, other=0) + beyond
         old = float_of(momentum, tl.float64)
         new_mean, new_spread = centre * old + average * (1 - old), spread * old + measured * (1 - old)
         centre, spread = average, measured
     inv = 1 / tl.sqrt(spread + float_of(epsilon, tl.float64))
     if RUNNING_MEAN:
-        tl.store(running_mean + channel, _stored(new_mean, running_mean.dtype.element_ty), here)
+        tl.store(running_mean + channel, narrowed(new_mean, running_mean.dtype.element_ty), here)
     if RUNNING_VAR:
-        tl.store(running_var + channel, _stored(new_spread, running_var.dtype.element_ty), here)
+        tl.store(running_var + channel, narrowed(new_spread, running_var.dtype.element_ty), here)
     if SAVED_MEAN:
-        tl.store(saved_mean + channel, _stored(centre, saved_mean.dtype.element_ty), here)
+        tl.store(saved_mean + channel, narrowed(centre, saved_mean.dtype.element_ty), here)
     if SAVED_INV_STD:
-        tl.store(saved_inv_std + channel, _stored(inv, saved_inv_std.dtype.element_ty), here)
-    p = tl.load(scale + channel, here, other=0).to(tl.float64) * inv
+        tl.store(saved_inv_std + channel, narrowed(inv, saved_inv_std.dtype.element_ty), here)
+    q = tl.load(scale + channel, here, other=0).to(tl.float64) * inv
     k = centre.to(WORK).to(tl.float64)  # what of it a number of that type can hold
-    tl.store(to, p, here)
-    tl.store(to + 1, k, here)
-    tl.store(to + 2, tl.load(bias + channel, here, other=0).to(tl.float64) + p * (k - centre), here)
-
-
-@triton.jit
-def _scale(
-    X, Y, kept, channels, size, count, per_slice, slices,
-    HEIGHT: tl.constexpr, LENGTH: tl.constexpr, KIND: tl.constexpr, WORK: tl.constexpr,
-):  # fmt: skip
-    number = tl.program_id(0).to(KIND)
-    channel = number // slices * HEIGHT + tl.arange(0, HEIGHT)
-    step = tl.arange(0, LENGTH).to(KIND)
-    there = channel < channels
-    coefficients = kept + channel * KEPT
-    p = tl.load(coefficients, there, other=0).to(WORK)[:, None]
-    k = tl.load(coefficients + 1, there, other=0).to(WORK)[:, None]
-    r = tl.load(coefficients + 2, there, other=0).to(WORK)[:, None]
-    first = number % slices * per_slice
-    end = tl.minimum(first + per_slice, count)
-    for start in range(first, end, LENGTH):
-        element = start + step
-        here = there[:, None] & (element < end)[None, :]
-        at = (element // size)[None, :] * channels * size + channel[:, None] * size + (element % size)[None, :]
-        x = tl.load(X + at, here, other=0).to(WORK)
-        tl.store(Y + at, to_type(p * (x - k) + r, Y.dtype.element_ty), here)
+    tl.store(to + 1, q, here)
+    tl.store(to + 2, k, here)
+    tl.store(to + 3, tl.load(bias + channel, here, other=0).to(tl.float64) + q * (k - centre), here)

@@ -4,14 +4,14 @@ Products of float32 use TF32 only where torch.backends.cuda.matmul says so, as t
 convolutions have a switch of their own, which is on by default.
 """
 
-import contextlib
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from onnxgrad.cuda.core.cudnn import deterministic_cudnn, padded
 from onnxgrad.cuda.core.indices import BadIndex
 from onnxgrad.cuda.core.launch import INTERPRETED, sums_dtype
 from onnxgrad.ops.conv import axes_of
@@ -47,11 +47,11 @@ def conv_grad(
     if len(axes) > MOST_AXES:
         _by_elements(dY, X, W, dX, dW, group, axes)
         return
-    image, padding = _padded(X, axes)
+    image, padding = padded(X, axes)
     alike = image is X
     # cuDNN adds up half numbers in float32; torch's convolutions on a CPU do so on some machines only.
     dY, image, W = (x.to(sums_dtype(x.dtype)) if INTERPRETED else x for x in (dY, image, W))
-    with _deterministic_cudnn():
+    with deterministic_cudnn():
         found = torch.ops.aten.convolution_backward(
             dY, image, W, None, [a.stride for a in axes], padding, [a.dilation for a in axes], False,
             [0] * len(axes), group, [dX is not None, dW is not None, False],
@@ -78,34 +78,12 @@ def depthwise_conv(
     axes = axes_of(X, W, {"auto_pad": "NOTSET", "dilations": dilations, "pads": pads, "strides": strides})
     if 0 in Y.shape:
         return
-    image, padding = _padded(X, axes)
+    image, padding = padded(X, axes)
     image, W = (x.to(sums_dtype(x.dtype)) if INTERPRETED else x for x in (image, W))
     bias = B.to(image.dtype) if B is not None else None
     strided, spread = [a.stride for a in axes], [a.dilation for a in axes]
-    with _deterministic_cudnn():
+    with deterministic_cudnn():
         Y.copy_(torch.ops.aten.convolution(image, W, bias, strided, padding, spread, False, [0] * len(axes), group))
-
-
-def _padded(X: torch.Tensor, axes: Sequence[Axis]) -> tuple[torch.Tensor, list[int]]:
-    """An image and what torch pads it with: both ends alike; where they differ, zeros are written."""
-    around = [(a.before, max(0, a.reach - a.before - a.size)) for a in axes]
-    if all(first == last for first, last in around):
-        return X, [first for first, _ in around]
-    return torch.nn.functional.pad(X, [n for pair in reversed(around) for n in pair]), [0] * len(axes)
-
-
-@contextlib.contextmanager
-def _deterministic_cudnn() -> Iterator[None]:
-    """cuDNN's deterministic kernels, in the precision of matrix products."""
-    cudnn: Any = torch.backends.cudnn
-    precision = torch.backends.cuda.matmul.fp32_precision
-    before = cudnn.enabled, cudnn.benchmark, cudnn.deterministic, cudnn.conv.fp32_precision
-    try:
-        cudnn.enabled, cudnn.benchmark, cudnn.deterministic = True, False, True
-        cudnn.conv.fp32_precision = "tf32" if precision == "tf32" else "ieee"
-        yield
-    finally:
-        cudnn.enabled, cudnn.benchmark, cudnn.deterministic, cudnn.conv.fp32_precision = before
 
 
 def _by_elements(
@@ -122,16 +100,16 @@ def _by_elements(
     g = dY.to(work).reshape(N, group, M // group, math.prod(a.windows for a in axes))
     kernel = W.to(work).reshape(group, M // group, C // group, *W.shape[2:])
     sizes = [max(a.before + a.size, a.reach) for a in axes]
-    padded = torch.zeros((N, group, C // group, *sizes), dtype=work, device=X.device)
+    wide = torch.zeros((N, group, C // group, *sizes), dtype=work, device=X.device)
     inside: Any = (..., *(slice(a.before, a.before + a.size) for a in axes))
-    padded[inside] = X.to(work).reshape(N, group, C // group, *X.shape[2:])
-    input_gradient, kernel_gradient = torch.zeros_like(padded), torch.zeros_like(kernel)
+    wide[inside] = X.to(work).reshape(N, group, C // group, *X.shape[2:])
+    input_gradient, kernel_gradient = torch.zeros_like(wide), torch.zeros_like(kernel)
     for place in itertools.product(*(range(k) for k in W.shape[2:])):
         element: Any = (..., *place)
         seen: Any = (..., *(a.seen_by(k) for a, k in zip(axes, place, strict=True)))
-        image = padded[seen].reshape(N, group, C // group, -1)
+        image = wide[seen].reshape(N, group, C // group, -1)
         kernel_gradient[element] = torch.einsum("ngmo,ngco->gmc", g, image)
-        input_gradient[seen] += torch.einsum("ngmo,gmc->ngco", g, kernel[element]).reshape(padded[seen].shape)
+        input_gradient[seen] += torch.einsum("ngmo,gmc->ngco", g, kernel[element]).reshape(wide[seen].shape)
     if dX is not None:
         dX.copy_(input_gradient[inside].reshape(X.shape))
     if dW is not None:

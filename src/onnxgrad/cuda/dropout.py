@@ -6,9 +6,11 @@ import triton.language as tl
 
 from onnxgrad.cuda.core.indices import BadIndex
 from onnxgrad.cuda.core.launch import bits_of, ceil_div, divide, float_of, launch, to_type
-from onnxgrad.ops.dropout import BITS, FIRST, GAMMA, SECOND, threshold
+from onnxgrad.ops import dropout
 
 BLOCK = 1024
+GAMMA, FIRST, SECOND = map(tl.constexpr, (dropout.GAMMA, dropout.FIRST, dropout.SECOND))
+UNUSED = tl.constexpr(64 - dropout.BITS)  # bits of a draw
 
 
 def seeded_dropout(data: torch.Tensor, seed: torch.Tensor, output: torch.Tensor, ratio: float, bad: BadIndex) -> None:
@@ -17,23 +19,25 @@ def seeded_dropout(data: torch.Tensor, seed: torch.Tensor, output: torch.Tensor,
     work = tl.float64 if data.dtype == torch.float64 else tl.float32
     launch(
         _drop, ceil_div(data.numel(), BLOCK), data.view(-1), seed.view(-1), output.view(-1),
-        data.numel(), bits_of(1 / (1 - ratio)), threshold(ratio), BLOCK, GAMMA, FIRST, SECOND, 64 - BITS, work,
+        data.numel(), bits_of(1 / (1 - ratio)), dropout.threshold(ratio), BLOCK, work,
     )  # fmt: skip
 
 
 @triton.jit
-def _drop(
-    data, seed, output, count, scale, limit,
-    BLOCK: tl.constexpr, GAMMA: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, LAST: tl.constexpr,
-    WORK: tl.constexpr,
-):  # fmt: skip
-    position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = position < count
-    z = ((position + 1) + tl.load(seed)).to(tl.uint64, bitcast=True) * GAMMA
+def draw(position, seed):
+    """The number of an element that is compared with the threshold."""
+    z = ((position.to(tl.int64) + 1) + seed).to(tl.uint64, bitcast=True) * GAMMA
     z = (z ^ (z >> 30)) * FIRST
     z = (z ^ (z >> 27)) * SECOND
     z = z ^ (z >> 31)
-    kept = (z >> LAST).to(tl.int64) >= limit
+    return (z >> UNUSED).to(tl.int64)
+
+
+@triton.jit
+def _drop(data, seed, output, count, scale, limit, BLOCK: tl.constexpr, WORK: tl.constexpr):
+    position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = position < count
+    kept = draw(position, tl.load(seed)) >= limit
     scaled = tl.load(data + position, inside, other=0).to(WORK) * float_of(scale, WORK)
     tl.store(output + position, to_type(tl.where(kept, scaled, 0), output.dtype.element_ty), inside)
 

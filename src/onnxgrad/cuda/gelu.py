@@ -16,23 +16,23 @@ ROOT_HALF, INVERSE_ROOT_PI = tl.constexpr(math.sqrt(0.5)), tl.constexpr(1 / math
 
 
 def gelu_grad(dY: torch.Tensor, X: torch.Tensor, dX: torch.Tensor, bad: BadIndex) -> None:
-    _gelu_grad(dY, X, dX)
+    GELU_GRAD(dY, X, dX)
 
 
 def fast_gelu_grad(dY: torch.Tensor, X: torch.Tensor, dX: torch.Tensor, bad: BadIndex) -> None:
-    _fast_gelu_grad(dY, X, dX)
+    FAST_GELU_GRAD(dY, X, dX)
 
 
 def quick_gelu_grad(dY: torch.Tensor, X: torch.Tensor, dX: torch.Tensor, alpha: float, bad: BadIndex) -> None:
-    _quick_gelu_grad(dY, X, dX, alpha=alpha)
+    QUICK_GELU_GRAD(dY, X, dX, alpha=alpha)
 
 
 def bias_gelu_grad_dx(dY: torch.Tensor, X: torch.Tensor, B: torch.Tensor, dX: torch.Tensor, bad: BadIndex) -> None:
-    _gelu_grad(dY, X, dX, bias=B)
+    GELU_GRAD(dY, X, dX, bias=B)
 
 
 def bias_fast_gelu_grad_dx(dY: torch.Tensor, X: torch.Tensor, B: torch.Tensor, dX: torch.Tensor, bad: BadIndex) -> None:
-    _fast_gelu_grad(dY, X, dX, bias=B)
+    FAST_GELU_GRAD(dY, X, dX, bias=B)
 
 
 def _gelu(dY, X):
@@ -60,4 +60,4 @@ def _swish_derivative(x, z, growth):
     return tl.where(z < 0, below, above) + tl.where(change == 0, change, change * growth) * above
 
 
-_gelu_grad, _fast_gelu_grad, _quick_gelu_grad = Elementwise(_gelu), Elementwise(_fast_gelu), Elementwise(_quick_gelu)
+GELU_GRAD, FAST_GELU_GRAD, QUICK_GELU_GRAD = Elementwise(_gelu), Elementwise(_fast_gelu), Elementwise(_quick_gelu)

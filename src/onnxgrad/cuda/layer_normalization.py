@@ -10,13 +10,11 @@ import torch
 import triton
 import triton.language as tl
 
+from onnxgrad.cuda.core.columns import add_up_columns
 from onnxgrad.cuda.core.indices import BadIndex
 from onnxgrad.cuda.core.launch import ceil_div, counting_type, launch, power_of_two, sums_dtype, to_type
 
 TILE = 4096  # elements, at most
-WIDTH = 64  # columns of one program that adds them up: 256 bytes of float32
-HEIGHT = 32  # rows that such a program reads at once
-BLOCKS = 64  # of rows, at most
 WARPS = 4
 
 
@@ -74,21 +72,7 @@ def _run(
             height, length, size <= length, centred, *kinds,
             num_warps=WARPS,
         )  # fmt: skip
-    for result, is_bias in ((scale_grad, False), (bias_grad, True)):
-        if result is None:
-            continue
-        if rows == 0:
-            result.zero_()
-            continue
-        per_block = max(HEIGHT, ceil_div(rows, BLOCKS))
-        blocks, across = ceil_div(rows, per_block), ceil_div(size, WIDTH)
-        sums = torch.empty(blocks * size, dtype=dtype, device=X.device)
-        launch(
-            _columns, blocks * across, Y_grad, X, mean, inv_std_var, sums, rows, size, per_block, across,
-            HEIGHT, WIDTH, centred, is_bias, *kinds,
-            num_warps=WARPS,
-        )  # fmt: skip
-        launch(_total, across, sums, result.view(-1), blocks, size, HEIGHT, WIDTH, *kinds, num_warps=WARPS)
+    add_up_columns(Y_grad, rows, scale_grad, bias_grad, (X, mean, inv_std_var), centred)
 
 
 @triton.jit
@@ -127,41 +111,3 @@ def _rows(
             xhat = (xhat - shift if CENTRED else xhat) * inv
             result = inv * (g - level / count - xhat * (along / count))
             tl.store(X_grad + at, to_type(result, X_grad.dtype.element_ty), here)
-
-
-@triton.jit
-def _columns(
-    Y_grad, X, mean, inv_std_var, sums, rows, size, per_block, across,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CENTRED: tl.constexpr, IS_BIAS: tl.constexpr, KIND: tl.constexpr,
-    WORK: tl.constexpr,
-):  # fmt: skip
-    block = tl.program_id(0).to(KIND) // across
-    column = tl.program_id(0).to(KIND) % across * WIDTH + tl.arange(0, WIDTH)
-    total = tl.zeros([WIDTH], WORK)
-    first = block * per_block
-    end = tl.minimum(first + per_block, rows)
-    for start in range(first, end, HEIGHT):
-        row = start + tl.arange(0, HEIGHT)
-        here = (row < end)[:, None] & (column < size)[None, :]
-        at = row[:, None] * size + column[None, :]
-        g = tl.load(Y_grad + at, here, other=0).to(WORK)
-        if not IS_BIAS:
-            x = tl.load(X + at, here, other=0).to(WORK)
-            if CENTRED:
-                x -= tl.load(mean + row, row < end, other=0).to(WORK)[:, None]
-            g *= x * tl.load(inv_std_var + row, row < end, other=0).to(WORK)[:, None]
-        total += tl.sum(g, 0)
-    tl.store(sums + block * size + column, total, column < size)
-
-
-@triton.jit
-def _total(
-    sums, result, blocks, size, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr, WORK: tl.constexpr
-):
-    column = tl.program_id(0).to(KIND) * WIDTH + tl.arange(0, WIDTH)
-    total = tl.zeros([WIDTH], WORK)
-    for start in range(0, blocks, HEIGHT):
-        block = start + tl.arange(0, HEIGHT).to(KIND)
-        here = (block < blocks)[:, None] & (column < size)[None, :]
-        total += tl.sum(tl.load(sums + block[:, None] * size + column[None, :], here, other=0), 0)
-    tl.store(result + column, to_type(total, result.dtype.element_ty), column < size)

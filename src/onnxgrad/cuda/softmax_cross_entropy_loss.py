@@ -15,12 +15,12 @@ import triton.language as tl
 from onnxgrad.cuda.core.activations import exp
 from onnxgrad.cuda.core.indices import BadIndex
 from onnxgrad.cuda.core.launch import ceil_div, counting_type, launch, power_of_two, to_type
+from onnxgrad.cuda.core.losses import SUMS, log, sum_of_losses, total_of
 from onnxgrad.ops.softmax_cross_entropy_loss import check_output_type, ignored_label
 from onnxgrad.tensor_types import Array
 
 TILE = 4096  # elements, at most
 NEIGHBOURS = 64  # samples of one program where they lie side by side in memory: 256 bytes of float32
-SUMS = 1024  # of programs that are added up at once
 
 
 def softmax_cross_entropy_loss_internal(
@@ -55,7 +55,9 @@ def softmax_cross_entropy_loss_internal(
         counting_type(scores.numel()), tl.float64 if scores.dtype == torch.float64 else tl.float32,
     )  # fmt: skip
     if output is not None and sums is not None:
-        launch(_loss, 1, sums, output.view(-1), programs, min(SUMS, power_of_two(programs)), reduction == "mean")
+        launch(
+            sum_of_losses, 1, sums, output.view(-1), programs, min(SUMS, power_of_two(programs)), reduction == "mean"
+        )
 
 
 def _tile(samples: int, classes: int, inner: int) -> tuple[int, int]:
@@ -106,7 +108,7 @@ def _losses(
         shifted = x - highest[:, None]
         total = tl.sum(tl.where(here, exp(shifted), 0), 1)
         if KEPT:
-            result = shifted - _log(total)[:, None].to(WORK)
+            result = shifted - log(total)[:, None].to(WORK)
             tl.store(log_prob + at, to_type(result, log_prob.dtype.element_ty), here)
     else:
         # What loops gather is as wide as a tile: Triton 3.6 fails on some of those that reduce tiles of float64.
@@ -123,7 +125,7 @@ def _losses(
         highest = tl.max(highest_at, 1)
         total = tl.sum(total_at * exp(highest_at - tl.where(highest == lowest, 0, highest)[:, None]), 1)
         if KEPT:
-            rest = _log(total)[:, None].to(WORK)
+            rest = log(total)[:, None].to(WORK)
             for start in range(0, classes, LENGTH):
                 here = exists[:, None] & (start + step < classes)[None, :]
                 at = start_of[:, None] + ((start + step) * inner)[None, :]
@@ -131,7 +133,7 @@ def _losses(
                 result = (x - highest[:, None]) - rest
                 tl.store(log_prob + at, to_type(result, log_prob.dtype.element_ty), here)
     right = tl.load(scores + start_of + chosen * inner, counted, other=0).to(WORK)
-    loss = _log(total) - (right - highest).to(tl.float64)
+    loss = log(total) - (right - highest).to(tl.float64)
     counts = counted.to(tl.float64)
     if WEIGHTED:
         counts = tl.load(weights + chosen, counted, other=0).to(tl.float64)
@@ -142,30 +144,6 @@ def _losses(
     if SUMMED:
         tl.store(sums + tl.program_id(0), tl.sum(loss, 0))
         tl.store(sums + programs + tl.program_id(0), tl.sum(counts, 0))
-
-
-@triton.jit
-def _log(x):
-    """The natural logarithm in float64: a GPU's own of float32 is off by a few units near 1."""
-    return tl.log(x.to(tl.float64))
-
-
-@triton.jit
-def _loss(sums, output, programs, BLOCK: tl.constexpr, IS_MEAN: tl.constexpr):
-    losses = tl.zeros([BLOCK], tl.float64)
-    counts = tl.zeros([BLOCK], tl.float64)
-    for start in range(0, programs, BLOCK):
-        program = start + tl.arange(0, BLOCK)
-        losses += tl.load(sums + program, program < programs, other=0)
-        if IS_MEAN:
-            counts += tl.load(sums + programs + program, program < programs, other=0)
-    loss = tl.sum(losses, 0)
-    if IS_MEAN:
-        total = tl.sum(counts, 0)
-        loss = loss / tl.where(total == 0, 1.0, total)
-    if output.dtype.element_ty != tl.float64:
-        loss = loss.to(tl.float32)
-    tl.store(output, to_type(loss, output.dtype.element_ty))
 
 
 def softmax_cross_entropy_loss_grad(
@@ -183,7 +161,7 @@ def softmax_cross_entropy_loss_grad(
     samples = label.numel()
     if samples == 0:
         return
-    total = _total(label, weight, classes, ignore_index) if reduction == "mean" else None
+    total = total_of(label, weight, classes, ignore_index) if reduction == "mean" else None
     height, length = _tile(samples, classes, inner)
     launch(
         _lines, ceil_div(samples, height), dY.view(-1), log_prob.view(-1), label.view(-1), weight, d_logits.view(-1),
@@ -191,18 +169,6 @@ def softmax_cross_entropy_loss_grad(
         height, length, reduction == "none", weight is not None, total is not None, bad.position is not None,
         counting_type(log_prob.numel()), tl.float64 if log_prob.dtype == torch.float64 else tl.float32,
     )  # fmt: skip
-
-
-def _total(label: torch.Tensor, weight: torch.Tensor | None, classes: int, ignore_index: int) -> torch.Tensor:
-    """What all samples count for together, or 1 if that is nothing, without waiting for the GPU."""
-    counted = label != ignore_index
-    if weight is None:
-        total = counted.sum().to(torch.float64)
-    else:
-        inside = counted & (label >= 0) & (label < classes)
-        each = weight.to(torch.float64)[torch.where(inside, label, 0).to(torch.int64)]
-        total = torch.where(inside, each, 0.0).sum()
-    return torch.where(total == 0, 1.0, total).reshape(1)
 
 
 @triton.jit

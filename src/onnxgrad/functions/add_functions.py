@@ -22,10 +22,9 @@ from typing import Any
 import onnx
 from onnx import FunctionProto, ModelProto, NodeProto, helper
 
-from onnxgrad.domains import is_standard
 from onnxgrad.functions.body import Body, Value
 from onnxgrad.op import OPERATORS, Op, operator_of
-from onnxgrad.schema import Attribute
+from onnxgrad.schema import Attribute, is_standard
 
 MINIMUM_OPSET = 18
 MINIMUM_IR_VERSION = 8  # model-local functions

@@ -21,17 +21,19 @@ def permuted_mat_mul(
     def transposed(x: Value, perm: Sequence[int] | None) -> Value:
         return x if not perm else o.Transpose(x, perm=list(perm))
 
-    def rounded(x: Value) -> Value:
-        if precision != "bfloat16":
-            return x
-        narrow = o.CastLike(o.Cast(x, to=TensorProto.BFLOAT16), x)
-        return o.Where(o.like(1 + 2**-40, x).equals(1), narrow, x)  # float64 keeps its digits
-
     def compute(work: Callable[[Value], Value]) -> list[Value]:
         a, b = transposed(work(A), permA), transposed(work(B), permB)
         if alpha != 1:
             a = a * alpha
-        product = o.MatMul(rounded(a), rounded(b))
+        product = o.MatMul(*(in_precision(o, x, precision) for x in (a, b)))
         return [transposed(product if bias is None else product + work(bias), permY)]
 
     return o.in_work_type(A, compute)
+
+
+def in_precision(o: Body, x: Value, precision: str) -> Value:
+    """What is multiplied: with "bfloat16" rounded to that if it is float32."""
+    if precision != "bfloat16":
+        return x
+    narrow = o.CastLike(o.Cast(x, to=TensorProto.BFLOAT16), x)
+    return o.Where(o.like(1 + 2**-40, x).equals(1), narrow, x)  # float64 keeps its digits

@@ -17,9 +17,9 @@ import onnx_ir as ir
 from onnx import TensorProto, TypeProto, defs, helper, shape_inference
 from onnx.reference import ReferenceEvaluator
 
-from onnxgrad.domains import MICROSOFT, is_standard
 from onnxgrad.graph.tensor import MOST_READ, Dim, Tensor, dims_of
 from onnxgrad.op import OPERATORS, operator_of, reference_ops
+from onnxgrad.schema import MICROSOFT, is_standard
 
 FOLDED = {  # what rules do to shapes and axes; with constant inputs the result is computed at once
     "Add", "Sub", "Mul", "Div", "Mod", "Neg", "Max", "Min", "Equal", "Less", "Greater", "Not", "And", "Or", "Where",
@@ -317,11 +317,9 @@ class Builder:
         node = ir.Node(domain, op_type, values, [*attributes.values()], num_outputs=outputs)
         for k, output in enumerate(node.outputs):
             output.name = f"result_{k}"
-        proto = ir.serde.serialize_node(node)
-        for k, value in enumerate(values):
-            proto.input[k] = "" if value is None else f"input_{k}"
+        results = evaluate(node, arrays, self.opsets)
+        for k in range(len(values)):
             node.replace_input_with(k, None)  # or what went into it would count as used
-        results = _evaluate(proto, arrays, self.opsets, outputs)
         if any(r.size > MOST_READ for r in results):
             return None
         return tuple(self.constant(r, ir.DataType.from_numpy(r.dtype)) for r in results)
@@ -469,10 +467,16 @@ def size_of_result(op_type: str, inputs: Sequence[Any]) -> int | None:
     return None
 
 
-def _evaluate(node: onnx.NodeProto, arrays: list[Any], opsets: Mapping[str, int], outputs: int) -> list[Any]:
+def evaluate(node: ir.Node, arrays: Sequence[Any], opsets: Mapping[str, int]) -> list[Any]:
+    """The results of a node, by onnx's reference, given its inputs; None for one that is left out."""
+    proto, outputs = ir.serde.serialize_node(node), len(node.outputs)
+    for k, array in enumerate(arrays):
+        proto.input[k] = "" if array is None else f"input_{k}"
+    for k in range(outputs):
+        proto.output[k] = f"result_{k}"
     given = {f"input_{k}": a for k, a in enumerate(arrays) if a is not None}
     graph = helper.make_graph(
-        [node],
+        [proto],
         "constant",
         [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in given.items()],
         [helper.make_empty_tensor_value_info(f"result_{k}") for k in range(outputs)],

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.domains import MICROSOFT
 from onnxgrad.functions.body import Body, Operand, Value
 from onnxgrad.graph.builder import Builder
 from onnxgrad.graph.tensor import Tensor
+from onnxgrad.schema import MICROSOFT
 
 
 class GraphBody(Body):

@@ -3,10 +3,9 @@
 Each body is all that there is of its operator: NumPy runs it, and cpu/, cuda/ and functions/ compile it.
 """
 
-from onnxgrad.domains import OWN
 from onnxgrad.op import op
 from onnxgrad.ops.families.formulas import in_work_type, one, six, three, where
-from onnxgrad.schema import Dim, Known, agree
+from onnxgrad.schema import OWN, Dim, Known, agree
 from onnxgrad.tensor_types import T
 
 

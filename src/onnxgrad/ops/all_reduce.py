@@ -2,9 +2,8 @@
 
 from typing import Annotated
 
-from onnxgrad.domains import OWN
 from onnxgrad.op import op
-from onnxgrad.schema import Dim, Known
+from onnxgrad.schema import OWN, Dim, Known
 from onnxgrad.tensor_types import Array, TypeConstraint
 
 Summed = Annotated[Array, TypeConstraint("T", ("float", "double"))]

@@ -5,10 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrad.domains import OWN
 from onnxgrad.op import op
 from onnxgrad.ops.families.windows import Axis, check_windows, pool_axes, pool_settings
-from onnxgrad.schema import Dim, Known
+from onnxgrad.schema import OWN, Dim, Known
 from onnxgrad.tensor_types import Array, Shape, T, accumulator
 
 

@@ -7,16 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrad.domains import OWN
 from onnxgrad.op import op
 from onnxgrad.ops.families.windows import Axis, conv_axes
-from onnxgrad.schema import Dim, Known, agree
+from onnxgrad.schema import OWN, Dim, Known, agree
 from onnxgrad.tensor_types import T, accumulator
 
 
 def _grad_shapes(dY: Known, X: Known, W: Known, **attributes: Any) -> tuple[tuple[Dim, ...] | None, ...]:
     if X.dims is not None and W.dims is not None:
-        expected = _check(X.dims, W.dims, attributes)
+        expected = output_shape(X.dims, W.dims, attributes)
         if dY.dims is not None and not agree(dY.dims, expected):
             raise ValueError(f"dY has shape {list(dY.dims)}, expected {_spelled(expected)}, that of Conv of X and W")
     return X.dims, W.dims, None if W.dims is None else W.dims[:1]
@@ -26,7 +25,7 @@ def _spelled(dims: Sequence[Dim]) -> str:
     return f"[{', '.join('?' if d is None else str(d) for d in dims)}]"
 
 
-def _check(X: tuple[Dim, ...], W: tuple[Dim, ...], attributes: dict[str, Any]) -> list[Dim]:
+def output_shape(X: tuple[Dim, ...], W: tuple[Dim, ...], attributes: dict[str, Any]) -> list[Dim]:
     """The shape of Conv's output, as far as it is known."""
     if len(X) < 3:
         raise ValueError(f"X has shape {list(X)}, expected images, channels and at least one axis more")

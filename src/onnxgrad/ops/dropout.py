@@ -4,9 +4,8 @@ from typing import Annotated
 
 import numpy as np
 
-from onnxgrad.domains import OWN
 from onnxgrad.op import op
-from onnxgrad.schema import Dim, Known, agree
+from onnxgrad.schema import OWN, Dim, Known, agree
 from onnxgrad.tensor_types import FLOATS, Array, T, TypeConstraint, accumulator
 
 Ratio = Annotated[Array, TypeConstraint("T1", FLOATS)]

@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from onnxgrad.domains import OWN
 from onnxgrad.op import op
-from onnxgrad.schema import Dim, Known, agree
+from onnxgrad.schema import OWN, Dim, Known, agree
 from onnxgrad.tensor_types import Array, T, accumulator
 
 A = -0.75  # Keys' parameter, as PyTorch has it

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 import ml_dtypes
 import numpy as np
 
-from onnxgrad.domains import OWN
 from onnxgrad.op import op
-from onnxgrad.schema import Dim, Known
+from onnxgrad.schema import OWN, Dim, Known
 from onnxgrad.tensor_types import Array, T, accumulator
 
 
@@ -76,7 +75,8 @@ def permuted_mat_mul(
     """Y = Transpose(alpha · MatMul(Transpose(A, permA), Transpose(B, permB)) + bias, permY), without a transposed copy.
 
     A and B have at least two dimensions, those before the last two broadcast; bias is one number for each column. A
-    permutation that is left out, or empty, changes nothing. float16 and bfloat16 compute in float32 and round once.
+    permutation that is left out, or empty, changes nothing. float16 and bfloat16 compute in float32 and round once; on
+    a GPU, before the bias is added, too.
 
     Training on a CPU multiplies with it if the processor has AMX. There each float32 number is split into three
     bfloat16 numbers (the scheme bf16x6), with results as good as those of float32 at up to twice its speed. Numbers

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrad.domains import OWN
 from onnxgrad.op import op
 from onnxgrad.ops.families.recurrent import (
     check_lengths,
@@ -16,7 +15,7 @@ from onnxgrad.ops.families.recurrent import (
     settings,
     times,
 )
-from onnxgrad.schema import Dim, Known
+from onnxgrad.schema import OWN, Dim, Known
 from onnxgrad.tensor_types import Array, Lengths, T, accumulator
 
 DEFAULTS = ("Tanh",)

@@ -6,9 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from onnxgrad.domains import OWN
 from onnxgrad.op import op
-from onnxgrad.schema import Dim, Known, agree
+from onnxgrad.schema import OWN, Dim, Known, agree
 from onnxgrad.tensor_types import Array, Index, T, accumulator
 
 TRANSFORMATIONS = ("half_pixel", "output_half_pixel")

@@ -44,7 +44,7 @@ def _check_samples(
     return samples if label.dims is None else label.dims
 
 
-def _counted(
+def counted(
     labels: Array, weights: Array | None, classes: int, ignored_label: int, dtype: np.dtype[np.generic]
 ) -> tuple[Array, Array, Array]:
     """Which samples are ignored, the classes of all (0 for these), and what each counts for."""
@@ -111,7 +111,7 @@ def softmax_cross_entropy_loss_internal(
     """
     check_output_type(str(scores.dtype), output_type)
     dtype, classes = accumulator(scores.dtype), scores.shape[1]
-    ignored, chosen, counts = _counted(labels, weights, classes, ignored_label(ignore_index), dtype)
+    ignored, chosen, counts = counted(labels, weights, classes, ignored_label(ignore_index), dtype)
     with np.errstate(invalid="ignore", divide="ignore"):  # infinite scores make NaN, no classes log(0)
         x = scores.astype(dtype)
         shifted = x - np.max(x, 1, keepdims=True, initial=-np.inf)
@@ -152,7 +152,7 @@ def softmax_cross_entropy_loss_grad(
     once.
     """
     dtype, classes = accumulator(log_prob.dtype), log_prob.shape[1]
-    ignored, chosen, counts = _counted(label, weight, classes, ignore_index, dtype)
+    ignored, chosen, counts = counted(label, weight, classes, ignore_index, dtype)
     g = dY.astype(dtype) if reduction == "none" else dY.astype(dtype).reshape(())
     total = np.sum(counts, dtype=np.float64) if reduction == "mean" else 0
     each = np.expand_dims((g / dtype.type(total) if total else g) * counts, 1)

@@ -8,10 +8,10 @@ from typing import Any
 
 import onnx
 
-from onnxgrad.domains import is_standard
 from onnxgrad.graph.files import LARGEST, data_file, expect_place, replaced_together
 from onnxgrad.ort_training import onnxblock
 from onnxgrad.ort_training.onnxblock.model_accessor import ModelAccessor, registered
+from onnxgrad.schema import is_standard
 
 
 class LossType(Enum):

@@ -12,7 +12,6 @@ import onnx_ir as ir
 from onnx import version_converter
 
 from onnxgrad.autodiff.differentiate import add_gradient
-from onnxgrad.domains import MICROSOFT, OWN, is_standard
 from onnxgrad.functions.add_functions import WRITTEN_BY
 from onnxgrad.graph.builder import Builder, op
 from onnxgrad.graph.files import load
@@ -23,6 +22,7 @@ from onnxgrad.passes.find_parameters import find_parameters
 from onnxgrad.passes.finish import add_own_functions, drop_dead, import_domains, restore_dimensions
 from onnxgrad.passes.prepare import PREPARE
 from onnxgrad.passes.save_batch_statistics import save_batch_statistics
+from onnxgrad.schema import MICROSOFT, OWN, is_standard
 
 CALLER = "generate_artifacts"
 NEWEST_OPSET, NEWEST_IR = 21, 10  # that onnxruntime-training 1.19.2 reads

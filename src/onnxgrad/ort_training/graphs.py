@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import onnx_ir as ir
 
-from onnxgrad.domains import MICROSOFT
 from onnxgrad.graph.files import expect_weights, load
 from onnxgrad.passes.draft import Draft, Pass
 from onnxgrad.passes.expand_training import expand_training
@@ -19,6 +18,7 @@ from onnxgrad.passes.fuse_loss import fuse_losses
 from onnxgrad.passes.prepare import OLD_GRAPH
 from onnxgrad.passes.use_depthwise_conv import use_depthwise_conv
 from onnxgrad.passes.use_permuted_matmul import use_permuted_matmul
+from onnxgrad.schema import MICROSOFT
 
 BUFFER = "_grad.accumulation.buffer"  # behind the name of a parameter: the input that its gradient is added to
 OF_GRADIENTS = (BUFFER, "_grad", "_grad.accumulation.out")  # ends of names that are not the user's

@@ -7,12 +7,12 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnxgrad.domains import is_standard
 from onnxgrad.graph.builder import RANDOM, Builder
 from onnxgrad.graph.node import subgraphs, values_read
 from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.fold_shapes import fold_shapes
 from onnxgrad.passes.infer import infer
+from onnxgrad.schema import is_standard
 
 BRANCHES = ("then_branch", "else_branch")
 STAYS = RANDOM | {"BatchNormalization"}  # what training changes, and what may not be computed twice

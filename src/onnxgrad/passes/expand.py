@@ -7,12 +7,12 @@ import onnx_ir as ir
 from onnx import defs
 from onnx_ir.passes import common
 
-from onnxgrad.domains import is_standard
 from onnxgrad.graph.tensor import dims_of
 from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.infer import infer
 from onnxgrad.passes.name_nodes import name_nodes
 from onnxgrad.rules.registry import RULES
+from onnxgrad.schema import is_standard
 
 DOMAIN = "onnxgrad.expanded"  # of the functions, for as long as it takes to inline them
 

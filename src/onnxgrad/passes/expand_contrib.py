@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 import ml_dtypes
 import onnx_ir as ir
 
-from onnxgrad.domains import MICROSOFT
 from onnxgrad.graph.builder import builder_at_work, op
 from onnxgrad.graph.cast import in_type, wide_type
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.expand_nodes import Writer, expand_nodes
+from onnxgrad.schema import MICROSOFT
 
 FUSED: dict[str, Writer] = {}  # by the operator
 GRID_SAMPLE_OF_ANY_RANK = 20  # the opset since which its modes are linear and cubic

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.domains import ML, is_standard
 from onnxgrad.graph.builder import Builder, op
 from onnxgrad.graph.maps import MAP_TYPE
 from onnxgrad.graph.replace import take_place
@@ -19,6 +18,7 @@ from onnxgrad.graph.tensor import Tensor
 from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.infer import infer
 from onnxgrad.rules.ml import TREES
+from onnxgrad.schema import ML, is_standard
 from onnxgrad.tensor_types import Array
 
 OF_TREES = (

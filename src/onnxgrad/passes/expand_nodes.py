@@ -15,13 +15,13 @@ import numpy as np
 import onnx_ir as ir
 from onnx import defs
 
-from onnxgrad.domains import is_standard
 from onnxgrad.graph.builder import Builder
 from onnxgrad.graph.node import subgraphs
 from onnxgrad.graph.replace import take_place
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.infer import infer
+from onnxgrad.schema import is_standard
 
 Writer = Callable[..., Any]
 

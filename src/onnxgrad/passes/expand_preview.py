@@ -9,13 +9,13 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
-from onnxgrad.domains import PREVIEW, PREVIEW_TRAINING
 from onnxgrad.graph.builder import builder_at_work, op
 from onnxgrad.graph.cast import in_type
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.expand_contrib import repeated_heads
 from onnxgrad.passes.expand_nodes import Writer, expand_nodes
+from onnxgrad.schema import PREVIEW, PREVIEW_TRAINING
 
 
 def expand_preview(draft: Draft) -> None:

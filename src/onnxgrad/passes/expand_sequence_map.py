@@ -7,9 +7,9 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnxgrad.domains import is_standard
 from onnxgrad.graph.builder import Builder, op
 from onnxgrad.passes.draft import Draft
+from onnxgrad.schema import is_standard
 
 
 def expand_sequence_map(draft: Draft) -> None:

@@ -6,9 +6,9 @@ from typing import NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.domains import is_standard
 from onnxgrad.graph.builder import Builder
 from onnxgrad.graph.tensor import Tensor, dims_of
+from onnxgrad.schema import is_standard
 
 ACTIVATIONS = ("Softmax", "LogSoftmax", "Sigmoid")
 SAME_NUMBERS = {"Identity", "Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose"}

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.domains import MICROSOFT, is_standard
 from onnxgrad.graph.torch_export import (
     PARAMETER,
     Folding,
@@ -26,6 +25,7 @@ from onnxgrad.graph.torch_export import (
     signature,
 )
 from onnxgrad.passes.draft import Draft, Role
+from onnxgrad.schema import MICROSOFT, is_standard
 from onnxgrad.tensor_types import Array
 
 # Roles, by operator and position of the input.

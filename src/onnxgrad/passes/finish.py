@@ -2,13 +2,13 @@
 
 import onnx_ir as ir
 
-from onnxgrad.domains import MICROSOFT
 from onnxgrad.functions.add_functions import add_functions
 from onnxgrad.graph.dead import drop_dead_nodes
 from onnxgrad.op import operator_of
 from onnxgrad.passes.draft import Draft, Pass
 from onnxgrad.passes.expand_training import expand_training
 from onnxgrad.passes.weights_aside import weights_aside
+from onnxgrad.schema import MICROSOFT
 
 
 def drop_dead(draft: Draft) -> None:

@@ -4,11 +4,11 @@ import itertools
 
 import onnx_ir as ir
 
-from onnxgrad.domains import is_standard
 from onnxgrad.graph.builder import FOLDED, Builder
 from onnxgrad.graph.replace import take_place
 from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.infer import infer
+from onnxgrad.schema import is_standard
 
 
 def fold_shapes(draft: Draft) -> None:

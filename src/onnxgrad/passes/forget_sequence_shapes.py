@@ -5,10 +5,10 @@ onnx infers that all tensors of such a sequence have the shape of those that it 
 
 import onnx_ir as ir
 
-from onnxgrad.domains import is_standard
 from onnxgrad.graph.builder import Builder
 from onnxgrad.graph.gradients import forget_shapes
 from onnxgrad.passes.draft import Draft
+from onnxgrad.schema import is_standard
 
 
 def forget_sequence_shapes(draft: Draft) -> None:

@@ -11,11 +11,11 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnxgrad.domains import is_standard
 from onnxgrad.graph.builder import Builder, op
 from onnxgrad.graph.tensor import Dim, Tensor, dims_of
 from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.infer import infer
+from onnxgrad.schema import is_standard
 
 BROADCAST = {
     "Add", "And", "BitwiseAnd", "BitwiseOr", "Div", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual",

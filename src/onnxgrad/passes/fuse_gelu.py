@@ -7,10 +7,10 @@ import math
 
 import onnx_ir as ir
 
-from onnxgrad.domains import MICROSOFT, is_standard
 from onnxgrad.graph.builder import Builder
 from onnxgrad.graph.replace import take_place
 from onnxgrad.passes.draft import Draft
+from onnxgrad.schema import MICROSOFT, is_standard
 
 OPSET_WITH_GELU = 20
 NEAR = 1e-3  # how near a constant must be: that of a half model has three digits

@@ -2,11 +2,11 @@
 
 import onnx_ir as ir
 
-from onnxgrad.domains import MICROSOFT, is_standard
 from onnxgrad.graph.builder import Builder
 from onnxgrad.graph.replace import take_place
 from onnxgrad.ops.softmax_cross_entropy_loss import NEVER_COUNTED
 from onnxgrad.passes.draft import Draft
+from onnxgrad.schema import MICROSOFT, is_standard
 
 
 def fuse_losses(draft: Draft) -> int:

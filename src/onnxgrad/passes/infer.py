@@ -7,11 +7,11 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrad.arguments import check_size
-from onnxgrad.domains import is_standard
 from onnxgrad.graph.builder import SHAPED_BY
 from onnxgrad.graph.validity import one_line
 from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.weights_aside import weights_aside
+from onnxgrad.schema import is_standard
 
 SAME_AS_FIRST_INPUT = {"GroupNormalization", "MeanVarianceNormalization"}  # functions that onnx does not look into
 

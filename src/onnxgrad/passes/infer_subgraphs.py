@@ -6,11 +6,11 @@ from contextlib import suppress
 import onnx_ir as ir
 from onnx import defs
 
-from onnxgrad.domains import is_standard
 from onnxgrad.graph.builder import Builder
 from onnxgrad.graph.node import subgraphs
 from onnxgrad.graph.tensor import Dim, dims_of
 from onnxgrad.passes.draft import Draft
+from onnxgrad.schema import is_standard
 
 Dims = Sequence[Dim] | None
 

@@ -10,10 +10,12 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnxgrad.domains import MICROSOFT, OWN, is_standard
 from onnxgrad.passes.draft import Draft
+from onnxgrad.passes.use_channels_last import is_conv, is_max_pool
+from onnxgrad.schema import MICROSOFT, OWN, is_standard
 
 NARROWED = {"MatMul", "Gemm", "Conv", "ConvTranspose"}
+NARROWED_OF_OTHERS = {(MICROSOFT, "FusedMatMul"), (OWN, "FlashAttention")}
 # Element-wise, with kernels of onnxruntime for both half types on CUDA, or operators that only move numbers.
 FOLLOWING = {
     "Add", "Sub", "Mul", "Neg", "Relu", "Gelu", "Tanh", "Sigmoid", "HardSigmoid", "HardSwish", "Where",
@@ -31,10 +33,14 @@ def mix_precision(draft: Draft, dtype: ir.DataType) -> int:
 
     def cast(value: ir.Value, to: ir.DataType) -> ir.Value:
         if value not in twins:
-            node = ir.Node("", "Cast", [value], [ir.AttrInt64("to", to.value)], num_outputs=1)
+            producer, kind, attributes, source = value.producer(), "Cast", [ir.AttrInt64("to", to.value)], value
+            if producer is not None and producer.op_type == "Transpose" and to == dtype:
+                (weight,) = producer.inputs
+                if weight is not None and weight.is_initializer():  # is cast as it is, before all else
+                    kind, attributes, source = "Transpose", list(producer.attributes.values()), cast(weight, to)
+            node = ir.Node("", kind, [source], attributes, num_outputs=1)
             node.name, out = f"{value.name}_to_{to.name.lower()}", node.outputs[0]
             out.name, out.type, out.shape = f"{value.name}_{to.name.lower()}", ir.TensorType(to), value.shape
-            producer = value.producer()
             if producer is None:
                 graph.insert_before(graph[0], node)
             else:
@@ -43,11 +49,11 @@ def mix_precision(draft: Draft, dtype: ir.DataType) -> int:
         return twins[value]
 
     for node in list(graph):
-        if not _changes(node, narrow):
+        if not _changes(node, narrow) or (dtype == ir.DataType.BFLOAT16 and _has_no_bfloat16(node)):
             continue
         changed.add(node)
-        for k, value in enumerate(node.inputs):
-            if value is not None and value.dtype == ir.DataType.FLOAT and not _has_statistics(node):
+        for k, value in enumerate(node.inputs[: _inputs_cast(node)]):
+            if value is not None and value.dtype == ir.DataType.FLOAT:
                 node.replace_input_with(k, cast(value, dtype))
         for value in node.outputs[:1] if _has_statistics(node) else node.outputs:
             if value.dtype == ir.DataType.FLOAT:
@@ -69,10 +75,21 @@ def _changes(node: ir.Node, narrow: Container[Any]) -> bool:
     if _has_statistics(node):
         return node.inputs[0] in narrow
     kind, numbers = node.op_type, [v for v in node.inputs if v is not None and v.dtype == ir.DataType.FLOAT]
-    if (is_standard(node.domain) and kind in NARROWED) or (node.domain, kind) == (MICROSOFT, "FusedMatMul"):
-        return bool(numbers)
+    if (is_standard(node.domain) and kind in NARROWED) or (node.domain, kind) in NARROWED_OF_OTHERS:
+        return bool(numbers) or any(v in narrow for v in node.inputs)
     follows = (is_standard(node.domain) and kind in FOLLOWING) or (node.domain, kind) == (OWN, "SeededDropout")
+    follows = follows or is_max_pool(node)  # on CUDA, where onnxruntime has none for bfloat16, it will be ours
     return follows and any(v in narrow for v in node.inputs) and all(map(_is_weight, numbers))
+
+
+def _inputs_cast(node: ir.Node) -> int | None:
+    """How many inputs are cast if they are float32: masks of attention stay so. None: all of them."""
+    return 0 if _has_statistics(node) else 3 if (node.domain, node.op_type) == (OWN, "FlashAttention") else None
+
+
+def _has_no_bfloat16(node: ir.Node) -> bool:
+    """Whether it convolves, but not images: ONNX has these for bfloat16 since opset 22 only."""
+    return node.op_type in ("Conv", "ConvTranspose") and not is_conv(node)
 
 
 def _is_weight(value: ir.Value) -> bool:

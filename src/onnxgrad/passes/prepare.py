@@ -6,7 +6,6 @@ import onnx_ir as ir
 from onnx import defs, version_converter
 from onnx_ir.passes import common
 
-from onnxgrad.domains import OF_ONNXRUNTIME, is_standard
 from onnxgrad.functions.add_functions import WRITTEN_BY
 from onnxgrad.graph.tensor import MOST_READ
 from onnxgrad.graph.validity import one_line
@@ -29,10 +28,12 @@ from onnxgrad.passes.restore_weights import restore_weights
 from onnxgrad.passes.validate import validate
 from onnxgrad.passes.weights_aside import weights_aside
 from onnxgrad.rules.registry import RULES
+from onnxgrad.schema import OF_ONNXRUNTIME, is_standard
 
 BATCHED_SCAN = 8  # the opset whose Scan goes through a batch, too
 NORM_WITH_MODE = 14  # the opset since which BatchNormalization says whether it is in train mode
 RESIZE_WITH_MODES = 11  # the first opset where Resize can be told where it reads
+NUMBERS_AS_INPUTS = 11  # the first opset where Clip and Pad take numbers as inputs, in the type of their data
 OLDEST_IR = 4  # from which on an initializer need not be an input, too
 OLDEST_OPSET = 18  # the oldest that the functions of our operators are written for; older models are converted
 
@@ -94,6 +95,8 @@ def convert_opset(draft: Draft) -> None:
             node.attributes["training_mode"] = ir.AttrInt64("training_mode", 1)
     if opset < RESIZE_WITH_MODES:
         _keep_coordinates(draft.model)
+    if opset < NUMBERS_AS_INPUTS:
+        _cast_numbers(draft.graph)
 
 
 def _batch_scans(draft: Draft) -> None:
@@ -163,6 +166,20 @@ def _keep_coordinates(model: ir.Model) -> None:
                 node.attributes["nearest_mode"] = ir.AttrString("nearest_mode", "floor")
 
 
+def _cast_numbers(graph: ir.Graph) -> None:
+    """Casts the numbers of Clip and Pad, of which onnx's converter makes float32, in a model that has other types."""
+    types = {value.dtype for value in (*graph.inputs, *graph.initializers.values())} - {None, ir.DataType.FLOAT}
+    if not any(dtype.is_floating_point() for dtype in types if dtype):
+        return
+    for node in [n for n in graph.all_nodes() if n.op_type in ("Clip", "Pad") and is_standard(n.domain)]:
+        for k, number in enumerate(node.inputs):
+            if number is not None and k >= (1 if node.op_type == "Clip" else 2):
+                cast = ir.Node("", "CastLike", [number, node.inputs[0]])
+                cast.outputs[0].name = f"{node.outputs[0].name}_number_{k}"
+                node.prepend(cast)
+                node.replace_input_with(k, cast.outputs[0])
+
+
 def name_dimensions(draft: Draft) -> None:
     """Names unknown dimensions of inputs, so that the same one is recognised wherever it turns up."""
     for value in draft.graph.inputs:
@@ -217,6 +234,17 @@ def lift_constants(draft: Draft) -> None:
         graph.remove(node, safe=True)
 
 
+def cast_to_known_types(draft: Draft) -> None:
+    """Makes a Cast of each CastLike whose type is known, which onnxruntime can compute ahead."""
+    for node in draft.graph.all_nodes():
+        like = node.inputs[1] if node.op_type == "CastLike" and is_standard(node.domain) else None
+        if like is not None and like.dtype is not None:
+            node.op_type = "Cast"
+            node.attributes["to"] = ir.AttrInt64("to", like.dtype.value)
+            node.replace_input_with(1, None)
+            node.resize_inputs(1)
+
+
 # What training changes is an initializer of its own, under the name that its author knows. Exporting does it, too.
 RESTORE: list[Pass] = [lift_initializers, lift_constants, restore_weights]
 TO_NEW_OPSET: list[Pass] = [inline_functions, remove_initializers_from_inputs, convert_opset]
@@ -244,6 +272,7 @@ PREPARE: list[Pass] = [
     infer,
     expand_sequence_map,
     expand,
+    cast_to_known_types,
     fold_shapes,
     resolve_sequences,
     branch_by_rank,

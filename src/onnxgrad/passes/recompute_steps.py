@@ -10,13 +10,13 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnxgrad.domains import is_standard
 from onnxgrad.graph.builder import Builder, op
 from onnxgrad.graph.replace import take_place
 from onnxgrad.graph.tensor import Tensor, dims_of
 from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.infer import infer
 from onnxgrad.passes.infer_subgraphs import infer_subgraphs
+from onnxgrad.schema import is_standard
 
 FEWEST = 4  # steps that can be divided
 

@@ -5,12 +5,12 @@ torch's exporters write torch.split and chunk as SplitToSequence and SequenceAt 
 
 import onnx_ir as ir
 
-from onnxgrad.domains import is_standard
 from onnxgrad.graph.builder import Builder, op
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.fold_shapes import fold_shapes
 from onnxgrad.passes.infer import infer
+from onnxgrad.schema import is_standard
 
 MAKE_SEQUENCES = {
     "SequenceEmpty", "SequenceConstruct", "SplitToSequence", "SequenceInsert", "SequenceErase", "Identity",

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.domains import MICROSOFT, is_standard
 from onnxgrad.graph.replace import take_place
 from onnxgrad.passes.draft import Draft
+from onnxgrad.schema import MICROSOFT, is_standard
 
 KEPT = ("epsilon", "momentum", "training_mode")
 OUTPUTS = ("running_mean", "running_var", "saved_mean", "saved_inv_std")

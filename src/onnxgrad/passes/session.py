@@ -7,9 +7,9 @@ from typing import Any
 
 import onnx
 
-from onnxgrad.domains import MICROSOFT, STRAYS, is_standard
 from onnxgrad.op import operator_of
 from onnxgrad.runtime.session import open_session
+from onnxgrad.schema import MICROSOFT, STRAYS, is_standard
 
 
 def session(model: Any, options: Any = None, providers: Sequence[Any] | None = None) -> Any:

@@ -9,10 +9,12 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.domains import is_standard
 from onnxgrad.graph.builder import Builder
 from onnxgrad.graph.replace import take_place
 from onnxgrad.passes.draft import Draft
+from onnxgrad.schema import is_standard
+
+AXES = {"Squeeze": 1, "Slice": 3}  # which input names the axes
 
 
 def permutation(transpose: ir.Node) -> list[int]:
@@ -33,7 +35,7 @@ def is_transpose(node: ir.Node | None) -> bool:
 
 
 def sink_transposes(draft: Draft) -> int:
-    """Moves each Transpose that only Split, Squeeze and Gather of a single index follow behind them; how many moves.
+    """Moves each Transpose that only Split, Slice, Squeeze and Gather of one index follow behind them; how many moves.
 
     What is not used any more stays in the graph.
     """
@@ -57,8 +59,9 @@ def _is_cut(builder: Builder, user: ir.Node, value: ir.Value) -> bool:
         return False
     if any(v.shape is None for v in user.outputs):
         return False
-    if user.op_type == "Squeeze":
-        return len(user.inputs) > 1 and user.inputs[1] is not None and builder.constant_of(user.inputs[1]) is not None
+    if user.op_type in AXES:
+        axes = user.inputs[AXES[user.op_type]] if len(user.inputs) > AXES[user.op_type] else None
+        return axes is not None and builder.constant_of(axes) is not None
     if user.op_type == "Gather":
         index = user.inputs[1]
         return index is not None and index.shape is not None and len(index.shape) == 0
@@ -72,18 +75,20 @@ def _swap(builder: Builder, transpose: ir.Node, cut: ir.Node) -> list[ir.Node]:
     graph, rank = builder.graph, len(perm)
     inputs: list[ir.Value | None] = [source, *cut.inputs[1:]]
     attributes = [a for a in cut.attributes.values() if a.name != "axis"]
-    if cut.op_type == "Squeeze":
-        assert cut.inputs[1] is not None
-        given = builder.constant_of(cut.inputs[1])
+    gone: list[int] = []
+    if cut.op_type in AXES:
+        at = AXES[cut.op_type]
+        named = cut.inputs[at]
+        given = None if named is None else builder.constant_of(named)
         assert given is not None
-        axes = sorted(perm[int(a) % rank] for a in given.reshape(-1))
+        axes = [perm[int(a) % rank] for a in given.reshape(-1)]
         tensor = ir.tensor(np.array(axes, np.int64))
         constant = ir.Node("", "Constant", [], [ir.AttrTensor("value", tensor)], num_outputs=1)
         constant.name = f"{cut.name}_axes"
         constant.outputs[0].name = builder.fresh_value_name(f"{cut.name}_axes")
         constant.outputs[0].type, constant.outputs[0].shape = ir.TensorType(ir.DataType.INT64), ir.Shape([len(axes)])
         graph.insert_before(cut, constant)
-        inputs[1], gone = constant.outputs[0], axes
+        inputs[at], gone = constant.outputs[0], axes if cut.op_type == "Squeeze" else []
     else:
         axis = cut.attributes.get("axis")
         along = perm[(0 if axis is None else axis.as_int()) % rank]
@@ -97,6 +102,9 @@ def _swap(builder: Builder, transpose: ir.Node, cut: ir.Node) -> list[ir.Node]:
         dims = list(old.shape or ())
         part.name, part.type = builder.fresh_value_name(f"{old.name}_before"), old.type
         part.shape = ir.Shape([dims[kept.index(k)] for k in range(len(kept))])
+        if kept == sorted(kept):  # the axes that changed places are those that are gone
+            take_place(part, old)
+            continue
         transposed = ir.Node("", "Transpose", [part], [ir.AttrInt64s("perm", kept)], num_outputs=1)
         transposed.name = f"{old.name}_transposed"
         value = transposed.outputs[0]

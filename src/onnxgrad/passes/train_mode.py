@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.domains import OWN, is_standard
 from onnxgrad.graph.replace import take_place
 from onnxgrad.passes.batch_slice import COUNT, FIRST
+from onnxgrad.schema import OWN, is_standard
 
 MOMENTUM = 0.9  # of BatchNormalization, unless a node says otherwise
 SEED = "dropout_seed"  # an input in train mode

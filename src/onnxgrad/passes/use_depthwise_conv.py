@@ -6,9 +6,9 @@ run, and what is left to it is a product for each channel, several times slower.
 
 import onnx_ir as ir
 
-from onnxgrad.domains import OWN, is_standard
 from onnxgrad.graph.replace import take_place
 from onnxgrad.passes.draft import Draft
+from onnxgrad.schema import OWN, is_standard
 
 TYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 

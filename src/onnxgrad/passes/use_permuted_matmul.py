@@ -1,4 +1,4 @@
-"""The products of a training step as PermutedMatMul, which AMX computes fast, and which can round to bfloat16.
+"""The products of a training step as PermutedMatMul, which AMX and GPUs compute fast, and which can round to bfloat16.
 
 MatMul, Gemm and onnxruntime's FusedMatMul become PermutedMatMul, which takes in the Transposes before and after it,
 factors that are constant numbers, and the Add of a bias.
@@ -10,14 +10,15 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnxgrad.domains import MICROSOFT, OWN, is_standard
 from onnxgrad.graph.builder import Builder
 from onnxgrad.graph.replace import take_place
 from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.finish import drop_dead
 from onnxgrad.passes.fuse_gelu import only_user
 from onnxgrad.passes.sink_transposes import is_transpose, permutation
+from onnxgrad.schema import MICROSOFT, OWN, is_standard
 
+HALF_TYPES = ir.DataType.FLOAT16, ir.DataType.BFLOAT16
 FEWEST = 32  # rows, columns or terms of sums that fill a tile: products of fewer are left to onnxruntime
 
 
@@ -56,16 +57,17 @@ class _Operand:
         return _dims(self.value)[self.perm[-1]]
 
 
-def use_permuted_matmul(draft: Draft, precision: str = "float32") -> int:
+def use_permuted_matmul(draft: Draft, precision: str = "float32", on_gpu: bool = False) -> int:
     """Changes products of float32 numbers whose ranks are known, unless they are known to be small; how many.
 
-    With the `precision` bfloat16 only those with a single matrix on the right are changed: nearly all of the work, in
-    large products, while attention's are many small ones.
+    With the `precision` bfloat16, and on a GPU, only those with a single matrix on the right are changed: nearly all of
+    the work, in large products, while attention's are many small ones. On a GPU products of half types are, too.
     """
     graph = draft.graph
     builder = Builder(graph)
-    products = [n for n in graph if _is_product(n) and _can_be_changed(n)]
-    if precision != "float32":
+    dtypes = (ir.DataType.FLOAT, *(HALF_TYPES if on_gpu else ()))
+    products = [n for n in graph if _is_product(n) and n.outputs[0].dtype in dtypes and _can_be_changed(n)]
+    if precision != "float32" or on_gpu:
         products = [n for n in products if _rank(n.inputs[1]) == 2]
     for node in products:
         _change(builder, node, precision)
@@ -83,7 +85,7 @@ def _is_product(node: ir.Node) -> bool:
 
 def _can_be_changed(node: ir.Node) -> bool:
     A, B, *rest = node.inputs
-    if A is None or B is None or node.outputs[0].dtype != ir.DataType.FLOAT or min(_rank(A), _rank(B)) < 2:
+    if A is None or B is None or min(_rank(A), _rank(B)) < 2:
         return False
     left, right = _dims(A), _dims(B)
     *_, rows, depth = [*left[:-2], left[-1], left[-2]] if _attribute(node, "transA", 0) else left

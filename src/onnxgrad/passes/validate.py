@@ -5,12 +5,12 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from onnxgrad.domains import OF_ONNXRUNTIME, is_standard
 from onnxgrad.graph.builder import Builder, size_of_result
 from onnxgrad.graph.files import weight_files
 from onnxgrad.graph.validity import objection
 from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.weights_aside import weights_aside
+from onnxgrad.schema import OF_ONNXRUNTIME, is_standard
 
 MOST_NODES = 1_000_000  # of a model whose functions are written out
 MOST_INTEGERS = 1 << 26  # in a vector that nodes make; onnx's shape inference holds every one of them as a dimension

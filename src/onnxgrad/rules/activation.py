@@ -2,11 +2,11 @@
 
 import onnx_ir as ir
 
-from onnxgrad.domains import MICROSOFT, OWN
 from onnxgrad.graph.broadcast import sum_to_shape
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.rules import no_gradient, nondiff, op, vjp
+from onnxgrad.schema import MICROSOFT, OWN
 
 
 def only_where(condition: Tensor, g: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """AllReduceSum: what one process gives goes into the result of each, so that its gradient is the sum of theirs."""
 
-from onnxgrad.domains import OWN
 from onnxgrad.rules import op, vjp
+from onnxgrad.schema import OWN
 
 vjp(
     "AllReduceSum",

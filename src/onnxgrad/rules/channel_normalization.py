@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from onnxgrad.domains import MICROSOFT
 from onnxgrad.graph.cast import in_type, wide_type
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.rules import by_rewriting, op, vjp
 from onnxgrad.rules.normalization import share_along, standardized
+from onnxgrad.schema import MICROSOFT
 
 
 def _other_axes(x: Tensor) -> list[int]:

@@ -2,13 +2,13 @@
 
 import onnx_ir as ir
 
-from onnxgrad.domains import MICROSOFT
 from onnxgrad.graph.broadcast import sum_to_shape
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.rules import by_rewriting, op, vjp
 from onnxgrad.rules.contrib_schemas import CONV, activation_of_conv, activation_of_gemm, matrix_axes
 from onnxgrad.rules.matrix import product_left, product_right
+from onnxgrad.schema import MICROSOFT
 
 
 def _axes(n: NodeView) -> tuple[list[int], list[int]]:

@@ -3,13 +3,13 @@
 from onnx import TypeProto, defs, helper
 from onnx.defs import OpSchema
 
-from onnxgrad.domains import MICROSOFT
 from onnxgrad.graph.broadcast import sum_to_shape
 from onnxgrad.graph.cast import in_type, wide_type
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.rules import vjp
 from onnxgrad.rules.normalization import Layer, gradients_of_layer, statistics
+from onnxgrad.schema import MICROSOFT
 
 FLOATS = [f"tensor({t})" for t in ("float16", "bfloat16", "float", "double")]
 

@@ -14,7 +14,7 @@ from onnx.defs import OpSchema
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from onnxgrad.domains import MICROSOFT
+from onnxgrad.schema import MICROSOFT
 
 FLOATS = ["tensor(float16)", "tensor(float)", "tensor(double)", "tensor(bfloat16)"]
 OPTION = OpSchema.FormalParameterOption

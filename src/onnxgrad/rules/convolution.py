@@ -6,11 +6,11 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnxgrad.domains import MICROSOFT
 from onnxgrad.graph.builder import builder_at_work
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.rules import op, vjp
+from onnxgrad.schema import MICROSOFT
 
 
 @dataclass(frozen=True)
@@ -205,9 +205,10 @@ def _conv_grad(g: Tensor, n: NodeView, X: Tensor, W: Tensor) -> tuple[Tensor, ..
 
 
 def _image(g: Tensor, n: NodeView) -> Tensor:
-    # In small groups there is nothing to multiply, and onnxruntime's own operator is as good, save for single channels.
+    # In small groups there is nothing to multiply, and onnxruntime's own operator is as good, save for single channels
+    # and half types: before opset 22 there is none for bfloat16.
     is_depthwise = n.W.shape is not None and n.W.shape[:2] == (n.group, 1) and n.W.rank <= 4
-    if n.group == 1 or is_depthwise:
+    if n.group == 1 or is_depthwise or n.W.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
         return _conv_grad(g, n, n.X, n.W)[0]
     return spread(g, n.W, _conv_windows(n), n.X)
 

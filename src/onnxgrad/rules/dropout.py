@@ -1,9 +1,9 @@
 """Dropout: the gradient passes where a number did, scaled as it was."""
 
-from onnxgrad.domains import MICROSOFT, OWN
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.rules import nondiff, op, vjp
+from onnxgrad.schema import MICROSOFT, OWN
 
 
 def _dropout(g: Tensor, n: NodeView) -> Tensor:

@@ -2,12 +2,12 @@
 
 import math
 
-from onnxgrad.domains import MICROSOFT
 from onnxgrad.graph.broadcast import sum_to_shape
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.ops.gelu import CUBIC, SCALE
 from onnxgrad.rules import op, vjp
+from onnxgrad.schema import MICROSOFT
 
 
 def _fast_gelu(g: Tensor, n: NodeView) -> Tensor:

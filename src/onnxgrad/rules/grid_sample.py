@@ -1,6 +1,5 @@
 """GridSample: every place of the grid reads a few elements of X along each axis, and adds them up with weights."""
 
-from onnxgrad.domains import OWN
 from onnxgrad.functions.grid_sample import How, Samples
 from onnxgrad.graph.cast import in_type, wide_type
 from onnxgrad.graph.function_body import GraphBody
@@ -8,6 +7,7 @@ from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.ops.grid_sample import MOST_AXES
 from onnxgrad.rules import by_rewriting, op, vjp
+from onnxgrad.schema import OWN
 
 
 def _how(n: NodeView) -> How:

@@ -3,11 +3,11 @@
 import re
 from typing import NamedTuple
 
-from onnxgrad.domains import MICROSOFT
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.rules import nondiff, op, vjp
 from onnxgrad.rules.shape import filled_like, reshaped_like, size_along
+from onnxgrad.schema import MICROSOFT
 
 INT64_MAX = 2**63 - 1
 

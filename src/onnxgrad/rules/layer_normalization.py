@@ -1,12 +1,12 @@
 """The gradients of LayerNormalizationGrad and SimplifiedLayerNormalizationGrad."""
 
-from onnxgrad.domains import MICROSOFT
 from onnxgrad.graph.broadcast import sum_to_shape
 from onnxgrad.graph.cast import in_type, wide_type
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.rules import op, vjp
 from onnxgrad.rules.normalization import last_axes, through_statistics
+from onnxgrad.schema import MICROSOFT
 
 
 def _total(*terms: Tensor | None) -> Tensor | None:

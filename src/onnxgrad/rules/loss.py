@@ -1,15 +1,15 @@
-"""Losses of class labels: NegativeLogLikelihoodLoss, SoftmaxCrossEntropyLoss and SoftmaxCrossEntropyLossInternal.
+"""Losses of class labels: NegativeLogLikelihoodLoss, SoftmaxCrossEntropyLoss, and forms of that as one operator.
 
 And the gradient of their gradient.
 """
 
-from onnxgrad.domains import MICROSOFT
 from onnxgrad.graph.builder import builder_at_work
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.ops.softmax_cross_entropy_loss import NEVER_COUNTED
-from onnxgrad.rules import nondiff, op, vjp
+from onnxgrad.rules import nondiff, op, todo, vjp
 from onnxgrad.rules.normalization import share_along
+from onnxgrad.schema import MICROSOFT, OWN
 
 
 class Samples:
@@ -190,4 +190,39 @@ vjp(
     log_prob=_logarithms,
     label=nondiff,
     weight=_gradient_weights,
+)
+
+
+# The operator has computed the gradients already: they are multiplied with that of the loss, if that is not 1.
+
+
+def _times(g: Tensor, n: NodeView, gradient: Tensor) -> Tensor:
+    node = g.value.producer()
+    if node is not None and node.op_type == "Mul":  # that of a product with a scale: 1 · scale
+        factors = [g.builder.tensor(v) for v in node.inputs if v is not None]
+        others = [f for f in factors if not _is_one(f)]
+        g = others[0] if len(others) == 1 else g
+    if n.scale is not None:
+        if g.value is n.scale.value:
+            return gradient
+        g = g / op.Reshape(n.scale, [])
+    if _is_one(g):
+        return gradient
+    product: Tensor = op.CastLike(op.CastLike(gradient, g) * g, gradient)  # g is not rounded to a half type
+    return product
+
+
+def _is_one(tensor: Tensor) -> bool:
+    return tensor.constant is not None and tensor.constant.size == 1 and tensor.constant.item() == 1
+
+
+vjp(
+    "LinearCrossEntropy",
+    domain=OWN,
+    X=lambda g, n: _times(g, n, n.dX),
+    W=lambda g, n: _times(g, n, n.dW),
+    labels=nondiff,
+    bias=lambda g, n: _times(g, n, n.dB),
+    weights=todo,
+    scale=nondiff,
 )

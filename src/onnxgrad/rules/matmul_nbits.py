@@ -10,13 +10,13 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnxgrad.domains import MICROSOFT
 from onnxgrad.graph.broadcast import sum_to_shape
 from onnxgrad.graph.cast import in_type
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.rules import nondiff, op, vjp
 from onnxgrad.rules.contrib_schemas import FLOATS, TYPE, contrib
+from onnxgrad.schema import MICROSOFT
 
 
 def _definition(

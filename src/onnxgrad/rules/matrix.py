@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from onnxgrad.domains import OWN
 from onnxgrad.graph.broadcast import sum_to_shape
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.rules import op, vjp
 from onnxgrad.rules.shape import reshaped_like, size_along
+from onnxgrad.schema import OWN
 
 RANK = 8  # more than any tensor has
 

@@ -1,7 +1,7 @@
 """Operators of ai.onnx.ml that passes/expand_ml.py leaves: encoders, maps and trees, which no gradient passes."""
 
-from onnxgrad.domains import ML
 from onnxgrad.rules import nondiff, vjp
+from onnxgrad.schema import ML
 
 TREES = ("TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor")
 

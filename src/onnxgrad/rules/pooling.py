@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.domains import OWN
 from onnxgrad.graph.builder import builder_at_work
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.rules import nondiff, op, vjp
 from onnxgrad.rules.convolution import Windows, integers, known, spatial, spread, windows_of
+from onnxgrad.schema import OWN
 
 PART = 2**16  # of the numbers in _max_unpool
 FIRST = "Where several elements of a window tie, the first gets the gradient, as in PyTorch's pools."

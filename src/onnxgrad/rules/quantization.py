@@ -12,12 +12,12 @@ import onnx
 import onnx_ir as ir
 from onnx import defs, helper
 
-from onnxgrad.domains import MICROSOFT
 from onnxgrad.graph.broadcast import sum_to_shape
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.rules import nondiff, op, vjp
 from onnxgrad.rules.shape import reshaped_like, size_along
+from onnxgrad.schema import MICROSOFT
 
 STRAIGHT_THROUGH = "Straight through: rounding counts for nothing, and what lies outside the range has no gradient."
 

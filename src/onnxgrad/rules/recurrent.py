@@ -5,13 +5,13 @@ These operators are in ops/; they know layout 0 only, so the rules write transpo
 
 from collections.abc import Sequence
 
-from onnxgrad.domains import MICROSOFT
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.op import OPERATORS
 from onnxgrad.ops.families import recurrent as families
 from onnxgrad.rules import by_rewriting, nondiff, op, vjp
 from onnxgrad.rules.registry import Function
+from onnxgrad.schema import MICROSOFT
 
 ATTRIBUTES = ("hidden_size", *families.ATTRIBUTES)
 

@@ -6,7 +6,6 @@ writes the gradient of these. The rule ignores HAll and the gates that the node 
 
 from collections.abc import Callable, Sequence
 
-from onnxgrad.domains import MICROSOFT, OWN
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.ops import gru, lstm, rnn
@@ -14,6 +13,7 @@ from onnxgrad.ops.families.activations import Chosen
 from onnxgrad.ops.families.recurrent import ATTRIBUTES, settings
 from onnxgrad.rules import by_rewriting, nondiff, op, vjp
 from onnxgrad.rules.registry import Function
+from onnxgrad.schema import MICROSOFT, OWN
 
 Leaves = dict[str, Tensor | None]  # the inputs by name
 # From the inputs of one step's gates, without the state's product, and the states before it: the states after it.

@@ -41,10 +41,15 @@ def _share(g: Tensor, n: NodeView) -> Tensor:
     have, left = n.data.static_shape, n.reduced.static_shape
     if have is not None and left is not None and math.prod(have):
         return g * (math.prod(left) / math.prod(have))
-    every = op.Cast(op.Size(n.data), to=ir.DataType.DOUBLE)
+    every = _count(n.data)
     if left is not None and math.prod(left) == 1:  # onnxruntime fails to fuse (1 · weight) · (1 / n)
         return g * op.CastLike(op.Reciprocal(every), g)
-    return g * op.CastLike(op.Cast(op.Size(n.reduced), to=ir.DataType.DOUBLE) / every, g)
+    return g * op.CastLike(_count(n.reduced) / every, g)
+
+
+def _count(x: Tensor) -> Tensor:
+    """The number of elements, from the shape: where that is known onnxruntime computes it ahead, unlike a Size."""
+    return op.Cast(op.ReduceProd(op.Shape(x), keepdims=0), to=ir.DataType.DOUBLE)
 
 
 vjp("ReduceSum", data=_spread, axes=nondiff)

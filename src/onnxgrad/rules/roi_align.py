@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.domains import OWN
 from onnxgrad.functions.roi_align import Bins, How, Reads, reads_along
 from onnxgrad.graph.cast import in_type, wide_type
 from onnxgrad.graph.function_body import GraphBody
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.rules import by_rewriting, nondiff, op, vjp
+from onnxgrad.schema import OWN
 
 
 def _how(n: NodeView) -> How:

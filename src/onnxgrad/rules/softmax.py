@@ -1,9 +1,9 @@
 """Softmax and LogSoftmax, and the gradients of their gradients."""
 
-from onnxgrad.domains import MICROSOFT
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.rules import op, vjp
+from onnxgrad.schema import MICROSOFT
 
 
 def _without_hidden_nan(Y: Tensor) -> Tensor:

@@ -50,7 +50,7 @@ class _Call:
             raise op.named(error) from None
         if op.kernel_asks_for("cuda", "deterministic"):
             self.options["deterministic"] = True
-        self.dtypes = [node.dtypes[source] for source in op.dtype_sources]
+        self.dtypes = op.output_dtypes(node.dtypes)
         self._wanted = [k for k, wanted in enumerate(node.wanted) if wanted]
         asked = [word for k in self._wanted for word in (k, len(self.shapes[k]), *self.shapes[k])]
         self.asked = np.array(asked, np.int64)

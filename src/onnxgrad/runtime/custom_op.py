@@ -10,6 +10,7 @@ from onnxgrad.op import Op
 from onnxgrad.runtime.api import VERSION
 from onnxgrad.runtime.kernels import outlive_python
 from onnxgrad.runtime.layout import OPERATOR
+from onnxgrad.tensor_types import Array
 
 # onnxruntime's numbers of the element types. It has no complex tensors; and int2 and uint2 are not offered, since its
 # versions do not agree on their numbers: 26 and 25 in 1.25, 25 and 24 in 1.31, where 26 is something else.
@@ -19,9 +20,10 @@ ELEMENT_TYPES = {
     "float8e4m3fnuz": 18, "float8e5m2": 19, "float8e5m2fnuz": 20, "uint4": 21, "int4": 22, "float4e2m1": 23,
 }  # fmt: skip
 FOUR_BIT_TYPES = ("uint4", "int4", "float4e2m1")  # two in a byte: see packed.py; the CPU provider alone has them
-REQUIRED, OPTIONAL = 0, 1
+REQUIRED, OPTIONAL, VARIADIC = 0, 1, 2
 ON_DEVICE, ON_HOST = 0, -2  # OrtMemTypeDefault, OrtMemTypeCPUInput
 ANY_VERSION = 2**31 - 1
+ANY_TYPE = 0
 
 
 class Overload(NamedTuple):
@@ -65,15 +67,9 @@ def overload_at(address: int) -> Overload:
 
 def describe(overload: Overload, create: int, compute: int, destroy: int) -> int:
     """The address of a layout.OPERATOR for it, which stays; `create` is called by the native CreateKernelV2."""
-    from onnxgrad.runtime.native_op import ANSWERS  # imported here because it loads Numba
-
-    op, memory = overload.op, np.zeros((), OPERATOR)
-    memory["version"], memory["KernelComputeV2"], memory["KernelDestroy"] = VERSION, compute, destroy
-    for name, function in ANSWERS.items():
-        memory[name] = function.address
-    memory["name"], memory["provider"] = map(ctypes.addressof, (overload.name, overload.provider_name))
-    memory["inputs"], memory["outputs"] = len(op.inputs), len(op.outputs)
-    memory["first_version"], memory["last_version"], memory["create"] = op.version, ANY_VERSION, create
+    op = overload.op
+    memory = _operator(overload.name, overload.provider_name, create, compute, destroy)
+    memory["inputs"], memory["outputs"], memory["first_version"] = len(op.inputs), len(op.outputs), op.version
     for k, entry in enumerate(op.inputs):
         memory["input_type"][k] = ELEMENT_TYPES[overload.types[entry.constraint.name]]
         memory["input_optional"][k] = OPTIONAL if entry.optional else REQUIRED
@@ -84,5 +80,29 @@ def describe(overload: Overload, create: int, compute: int, destroy: int) -> int
         memory["output_optional"][k] = OPTIONAL if output.optional else REQUIRED
     address = int(memory.ctypes.data)
     _by_address[address] = overload
-    outlive_python(memory)
     return address
+
+
+def describe_variadic(name: str, provider: bytes, create: int, compute: int, destroy: int) -> int:
+    """The same for an operator of any inputs and outputs, the types of which the graph declares."""
+    names = ctypes.create_string_buffer(name.encode()), ctypes.create_string_buffer(provider)
+    memory = _operator(*names, create, compute, destroy)
+    memory["inputs"] = memory["outputs"] = memory["first_version"] = 1
+    memory["input_type"][0] = memory["output_type"][0] = ANY_TYPE
+    memory["input_optional"][0] = memory["output_optional"][0] = VARIADIC
+    return int(memory.ctypes.data)
+
+
+def _operator(name: Any, provider: Any, create: int, compute: int, destroy: int) -> Array:
+    """A layout.OPERATOR that stays, as far as all operators are the same."""
+    from onnxgrad.runtime.native_op import ANSWERS  # imported here because it loads Numba
+
+    memory = np.zeros((), OPERATOR)
+    memory["version"], memory["KernelComputeV2"], memory["KernelDestroy"] = VERSION, compute, destroy
+    for question, function in ANSWERS.items():
+        memory[question] = function.address
+    memory["name"], memory["provider"] = map(ctypes.addressof, (name, provider))
+    memory["last_version"], memory["create"] = ANY_VERSION, create
+    for thing in (memory, name, provider):
+        outlive_python(thing)
+    return memory

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from onnxgrad.op import Op
 from onnxgrad.runtime.api import Api
 from onnxgrad.tensor_types import Array
 
@@ -15,7 +14,7 @@ from onnxgrad.tensor_types import Array
 class Node(NamedTuple):
     """One node of a graph, as its kernel knows it."""
 
-    op: Op[..., Any]
+    op: Any  # an Op, or fused.FusedElementwise
     name: str
     dtypes: tuple[np.dtype[Any], ...]  # of its inputs
     attributes: dict[str, Any]

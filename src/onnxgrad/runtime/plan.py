@@ -88,10 +88,10 @@ def _plan_of_calls(node: Node, plan: Plan, shapes: list[tuple[int, ...] | None],
         for x, d in zip(inputs, op.inputs, strict=True)
     ]
     out_shapes = op.output_shapes(known, node.attributes)
-    first = len(op.inputs)
+    dtypes, first = op.output_dtypes(node.dtypes), len(op.inputs)
     outputs = [
-        without_memory(first + o, shape, node.dtypes[source]) if wanted or not op.chooses_outputs else None
-        for o, (shape, source, wanted) in enumerate(zip(out_shapes, op.dtype_sources, node.wanted, strict=True))
+        without_memory(first + o, shape, dtype) if wanted or not op.chooses_outputs else None
+        for o, (shape, dtype, wanted) in enumerate(zip(out_shapes, dtypes, node.wanted, strict=True))
     ]
     options = dict(node.attributes)
     if op.kernel_asks_for("cpu", "memory"):

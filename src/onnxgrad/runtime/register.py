@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 
 from onnxgrad.op import OPERATORS
+from onnxgrad.ops.families.elementwise_program import NAME
 from onnxgrad.runtime import api as ort
 from onnxgrad.runtime import kernels
 from onnxgrad.runtime.api import Api, api_at
-from onnxgrad.runtime.custom_op import describe, overload_at, overloads_of
+from onnxgrad.runtime.custom_op import describe, describe_variadic, overload_at, overloads_of
+from onnxgrad.runtime.fused import FusedElementwise
 from onnxgrad.runtime.interrupts import answer, callback, note, run
 from onnxgrad.runtime.layout import KERNEL
-from onnxgrad.schema import Attribute
+from onnxgrad.schema import OWN, Attribute
 from onnxgrad.tensor_types import Array
 
 MOST_PLANS = 256  # kept for one node; with still more shapes Python is asked every time
@@ -94,11 +96,14 @@ def _domains(api_address: int) -> list[int]:
             domains[op.domain] = domain
         for provider, compute in computes.items():
             # An operator's outputs are where its provider is, so one of small numbers belongs to the CPU; one
-            # that has no kernel for CUDA runs there too.
-            belongs = provider == CPU or (not op.on_host_only and op.has_kernel("cuda"))
+            # that has no kernel for CUDA runs there too. One without a kernel for the CPU runs as a function there.
+            belongs = op.has_kernel("cpu") if provider == CPU else not op.on_host_only and op.has_kernel("cuda")
             for overload in overloads_of(op, provider) if belongs else ():
                 address = describe(overload, _address_of(_create), compute, destroy)
                 _check(api, api.call("CustomOpDomain_Add", domains[op.domain], address))
+    if CUDA in computes:
+        address = describe_variadic(NAME, CUDA, _address_of(_create_fused), computes[CUDA], destroy)
+        _check(api, api.call("CustomOpDomain_Add", domains[OWN], address))
     return [int(domain.value or 0) for domain in domains.values()]
 
 
@@ -141,23 +146,49 @@ def _create(op_address: int, api_address: int, info: int, at: int) -> None:
         wanted = tuple(
             k < count.value and bool(api.text("KernelInfo_GetOutputName", info, k)) for k in range(len(op.outputs))
         )
-        node = kernels.Node(op, name, overload.dtypes(), attributes, wanted)
-        memory = np.zeros((), KERNEL)
-        memory["api"], memory["inputs"], memory["outputs"] = api_address, len(op.inputs), len(op.outputs)
-        memory["prepare"], memory["explain"] = _address_of(_prepare), _address_of(_explain)
-        memory["release"] = _address_of(_release)
-        if overload.provider == CUDA:
-            from onnxgrad.runtime.cuda import compute_on_cuda
-
-            memory["prepare"] = _address_of(compute_on_cuda)
+        memory = _memory(api_address, overload.provider, len(op.inputs), len(op.outputs))
+        memory["explain"], memory["release"] = _address_of(_explain), _address_of(_release)
         memory["post"] = compute.compiled_post.address
         memory["threads"] = compute.threads_word(get_num_threads())
+        node = kernels.Node(op, name, overload.dtypes(), attributes, wanted)
         for k, entry in enumerate(op.inputs):
             memory["host"][k] = node.dtypes[k].itemsize if entry.constraint.on_host else 0
-        memory["number"] = kernels.add(kernels.Kernel(node, api, memory))
-        return int(memory.ctypes.data)
+        return _add(kernels.Kernel(node, api, memory))
 
     answer(at, make, api, name)
+
+
+@callback(_of_words(4))
+def _create_fused(op_address: int, api_address: int, info: int, at: int) -> None:
+    """The same for a FusedElementwise, whose program says all about it."""
+    api = api_at(api_address)
+    name = api.text("KernelInfo_GetNodeName", info)
+
+    def make() -> int:
+        op = FusedElementwise(api.text("KernelInfoGetAttribute_string", info, ctypes.c_char_p(b"program")))
+        memory = _memory(api_address, CUDA, len(op.inputs), len(op.outputs))
+        node = kernels.Node(op, name, op.input_dtypes, {}, (True,) * len(op.outputs))
+        return _add(kernels.Kernel(node, api, memory))
+
+    answer(at, make, api, name)
+
+
+def _memory(api_address: int, provider: bytes, inputs: int, outputs: int) -> Array:
+    """Of a new kernel."""
+    memory = np.zeros((), KERNEL)
+    memory["api"], memory["inputs"], memory["outputs"] = api_address, inputs, outputs
+    memory["prepare"] = _address_of(_prepare)
+    if provider == CUDA:
+        from onnxgrad.runtime.cuda import compute_on_cuda
+
+        memory["prepare"] = _address_of(compute_on_cuda)
+    return memory
+
+
+def _add(kernel: kernels.Kernel) -> int:
+    """Its address, for onnxruntime."""
+    kernel.memory["number"] = kernels.add(kernel)
+    return int(kernel.memory.ctypes.data)
 
 
 def _address_of(callback: Any) -> int:

@@ -9,9 +9,9 @@ from typing import Any
 
 import onnx
 
-from onnxgrad.domains import MICROSOFT
 from onnxgrad.runtime import interrupts
 from onnxgrad.runtime.register import register, require_onnxruntime
+from onnxgrad.schema import MICROSOFT
 
 # Serialized messages are joined by writing one after the other: this adds an import to a model, whatever else is in it.
 IMPORT = onnx.ModelProto(opset_import=[onnx.helper.make_opsetid(MICROSOFT, 1)]).SerializeToString()

@@ -1,11 +1,13 @@
 """Buffers: parameters, gradients and optimizer state, each one array for the whole model, sliced by parameter."""
 
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from onnxgrad.tensor_types import Array
 from onnxgrad.train.devices import ALIGNMENT, Cpu, Device
 
 
@@ -51,7 +53,11 @@ class Buffers:
         self.shard = -(-at // (step * shards)) * step  # elements of one
         self.length = self.shard * shards
         self.data = self.new()
-        self.grad = self.new()
+
+    @functools.cached_property
+    def grad(self) -> Any:
+        """The gradients."""
+        return self.new()
 
     def new(self, fill: float = 0.0) -> Any:
         """An array as long as all parameters together."""
@@ -84,3 +90,17 @@ class Buffers:
                 stop = min(start + self.device.chunk, end, (start // self.shard + 1) * self.shard)
                 yield start, stop, group_of[part.name], number
                 start = stop
+
+
+def side_by_side(arrays: Mapping[str, Array], device: Device) -> tuple[list[Any], dict[str, Any]]:
+    """Copies on the device, by name: views of one vector for each type, which are returned as well."""
+    vectors: list[Any] = []
+    views: dict[str, Any] = {}
+    for dtype in {a.dtype: None for a in arrays.values()}:
+        shapes = {name: a.shape for name, a in arrays.items() if a.dtype == dtype}
+        room = Buffers(shapes, dtype, device)
+        vectors.append(room.data)
+        views |= room.views(room.data)
+    for name, array in arrays.items():
+        device.copy(views[name], array)
+    return vectors, {name: views[name] for name in arrays}

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import resource
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -54,6 +54,16 @@ class Device(Protocol):
 
     def run(self, kernel: str, chunks: Any, *args: Any) -> None:
         """Runs a function of the device's core/optimizers.py on buffers.Chunks."""
+
+    @property
+    def verdict(self) -> Any:
+        """What `judge` of cuda/core/optimizers.py has found; a CPU has none."""
+
+    def read_later(self, array: Any) -> Callable[[], Sequence[float]]:
+        """Copies an array of few numbers to the host when all before it is done; what is returned waits for that."""
+
+    def send(self, array: Any, to: Any = None) -> Any:
+        """A batch's array on the device: copied into the array `to`, or into a new one; the host does not wait."""
 
     def at_work(self) -> contextlib.AbstractContextManager[None]:
         """Around a step: its work is ordered, also with the work before and after it."""
@@ -109,6 +119,15 @@ class Cpu:
     def run(self, kernel: str, chunks: Any, *args: Any) -> None:
         launch(getattr(self._kernels, kernel), chunks.table, *args, bytes_touched=4 * BYTES * chunks.elements)
 
+    verdict = None
+
+    def read_later(self, array: Array) -> Callable[[], Sequence[float]]:
+        found: list[float] = array.tolist()
+        return lambda: found
+
+    def send(self, array: Any, to: Any = None) -> Any:
+        return array
+
     def at_work(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
@@ -120,7 +139,10 @@ class Cpu:
 
 
 class Cuda:
-    """A GPU, by torch and the CUDA provider of onnxruntime-gpu, both on one stream: nothing waits for the host."""
+    """A GPU, by torch and the CUDA provider of onnxruntime-gpu, both on one stream: nothing waits for the host.
+
+    Products and convolutions of float32 use TF32 unless torch.backends.cudnn.allow_tf32 is False, as cuDNN's GRU does.
+    """
 
     name = "cuda"
     chunk = 1 << 12  # as cuda/core/optimizers.py has it
@@ -146,11 +168,13 @@ class Cuda:
             onnxruntime.preload_dlls()  # the CUDA libraries that torch brought
         self._torch, self._where, self._stream = torch, "cuda", torch.cuda.Stream()
         settings = {
-            "device_id": str(torch.cuda.current_device()),
             "user_compute_stream": str(self._stream.cuda_stream),
-            "use_tf32": str(int(torch.backends.cuda.matmul.allow_tf32)),  # off, unless it is on for torch
+            "use_tf32": str(int(torch.backends.cudnn.allow_tf32)),
         }
+        if (number := torch.cuda.current_device()) != 0:  # which onnxruntime 1.31 warns about, if it is named
+            settings["device_id"] = str(number)
         self.providers: Sequence[Any] = (("CUDAExecutionProvider", settings), "CPUExecutionProvider")
+        self.verdict = torch.ones(4, dtype=torch.float64, device=self._where)  # of cuda/core/optimizers.py
 
     def _kind(self, dtype: Any) -> Any:
         return getattr(self._torch, np.dtype(dtype).name)
@@ -159,7 +183,7 @@ class Cuda:
         return self._torch.zeros(length, dtype=self._kind(dtype), device=self._where)
 
     def from_numpy(self, array: Array) -> Any:
-        return self._torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape)).to(self._where, copy=True)
+        return as_tensor(np.array(array), self._torch).to(self._where, copy=True)
 
     def to_numpy(self, array: Any) -> Array:
         found: Array = array.detach().cpu().numpy()
@@ -167,8 +191,27 @@ class Cuda:
 
     def copy(self, target: Any, source: Any) -> None:
         if isinstance(source, np.ndarray):
-            source = self._torch.from_numpy(np.array(source))
+            source = as_tensor(source, self._torch)
         target.copy_(source)
+
+    def send(self, array: Any, to: Any = None) -> Any:
+        source = as_tensor(array, self._torch)
+        if not source.is_cuda:  # pinned memory, which is not used for anything else before it is copied
+            source = source.pin_memory()
+        to = self._torch.empty_like(source, device=self._where) if to is None else to
+        return to.copy_(source, non_blocking=True)
+
+    def read_later(self, array: Any) -> Callable[[], list[float]]:
+        found, done = self._torch.empty(array.shape, dtype=array.dtype, pin_memory=True), self._torch.cuda.Event()
+        found.copy_(array, non_blocking=True)
+        done.record()
+
+        def wait() -> list[float]:
+            done.synchronize()
+            numbers: list[float] = found.tolist()
+            return numbers
+
+        return wait
 
     def staging(self, length: int, dtype: Any) -> Array | None:
         pinned: Array = self._torch.zeros(length, dtype=self._kind(dtype), pin_memory=True).numpy()
@@ -183,15 +226,20 @@ class Cuda:
     def run(self, kernel: str, chunks: Any, *args: Any) -> None:
         from onnxgrad.cuda.core import optimizers
 
-        getattr(optimizers, kernel)(chunks.table, *args)
+        getattr(optimizers, kernel)(chunks.table, self.verdict, *args)
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
-        outside = self._torch.cuda.current_stream()
+        outside, products = self._torch.cuda.current_stream(), self._torch.backends.cuda.matmul
+        before = products.fp32_precision
+        products.allow_tf32 = self._torch.backends.cudnn.allow_tf32
         self._stream.wait_stream(outside)
-        with self._torch.cuda.stream(self._stream):
-            yield
-        outside.wait_stream(self._stream)
+        try:
+            with self._torch.cuda.stream(self._stream):
+                yield
+        finally:
+            products.allow_tf32 = before == "tf32"
+            outside.wait_stream(self._stream)
 
     def peak_memory(self) -> int:
         free, total = self._torch.cuda.mem_get_info()  # onnxruntime and torch give nothing back that they took
@@ -205,3 +253,12 @@ def device_of(name: str, local_rank: int | None = None, caller: str = "Trainer")
     if name == "cuda":
         return Cuda(local_rank, caller)
     raise ValueError(f"{caller}: device is {name!r}, expected 'cpu' or 'cuda'")
+
+
+def as_tensor(array: Any, torch: Any) -> Any:
+    """A NumPy array as a tensor of the CPU, or a tensor as it is."""
+    if not isinstance(array, np.ndarray):
+        return array
+    if array.dtype.isbuiltin == 1:
+        return torch.from_numpy(array if array.flags.writeable else np.array(array))
+    return torch.from_numpy(np.array(array).view(np.int16)).view(getattr(torch, str(array.dtype)))

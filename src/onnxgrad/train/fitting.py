@@ -1,16 +1,17 @@
 """fit(): epochs of steps, with progress, checkpoints, and a good state on disk whatever stops it."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from onnxgrad.train.batches import Batches, not_finite
 from onnxgrad.train.distributed.ranks import Ranks, SingleProcess, on_every_rank
 from onnxgrad.train.interruption import Interrupted, Interruption
+from onnxgrad.train.pending_loss import PendingLoss
 from onnxgrad.train.progress import Progress
 
 if TYPE_CHECKING:
@@ -80,15 +81,12 @@ class FitOptions:
             )
 
 
-def fit(
-    trainer: "Trainer", options: FitOptions, position: Position, quiet: bool, remarks: Sequence[str] = ()
-) -> list[Record]:
+def fit(trainer: "Trainer", options: FitOptions, position: Position, quiet: bool) -> list[Record]:
     """Runs from a position, which it moves along; the position is the trainer's, whose checkpoints contain it."""
     records = []
     ranks = trainer.ranks
     with Progress(quiet or not ranks.is_first) as progress, Interruption(quiet=not ranks.is_first) as interruption:
-        for remark in remarks:
-            progress.say(remark)
+        _say_remarks(trainer, progress)
         ranks.listen_to(interruption)
         try:
             while position.epoch < options.epochs:
@@ -116,29 +114,31 @@ def _epoch(trainer: "Trainer", options: FitOptions, position: Position, progress
     length = len(options.batches) if isinstance(options.batches, Sized) else None
     progress.start_epoch(position.epoch + 1, options.epochs, length, position.batches)
     ranks = trainer.ranks
+    unseen: _Step | None = None  # a step whose loss is not looked at yet: a GPU may still be at it
     for batch in ranks.each(_rest_of_epoch(options.batches, position, ranks)):
         if trainer.skips(batch):
             progress.say("a batch is left out: it is smaller than those that the model takes")
             continue
         before, skipped = trainer.steps, trainer.skipped
         loss = trainer.step(batch)
+        _say_remarks(trainer, progress)
+        if unseen is not None:
+            _see(unseen, options, position, progress)
         if trainer.skipped > skipped:
             progress.say("an update is left out: its gradients are too large for fp16; the loss scale is halved")
-        position.batches += 1
-        position.total += loss
-        position.waiting += 1
-        position.waiting_total += loss
         rate = trainer.optimizer.lr * trainer.schedule(max(0, trainer.steps - 1))
-        progress.advance(loss, rate)
-        if trainer.steps > before:
-            mean = position.waiting_total / position.waiting
-            _log(options, event="step", epoch=position.epoch + 1, step=trainer.steps, loss=mean, lr=rate,
-                  gradient_norm=trainer.gradient_norm, seconds=time.perf_counter() - start)  # fmt: skip
-            position.waiting, position.waiting_total = 0, 0.0
-            if options.checkpoint is not None and options.save_every and trainer.steps % options.save_every == 0:
-                trainer.save(options.checkpoint)
+        updates = trainer.steps > before
+        unseen = _Step(loss, trainer.steps if updates else None, rate, trainer, time.perf_counter() - start)
+        saves_here = updates and options.save_every is not None and trainer.steps % options.save_every == 0
+        if ranks.stop or saves_here or not isinstance(loss, PendingLoss):
+            _see(unseen, options, position, progress)
+            unseen = None
+        if saves_here and options.checkpoint is not None:
+            trainer.save(options.checkpoint)
         if ranks.stop:
             raise _Signalled
+    if unseen is not None:
+        _see(unseen, options, position, progress)
     if not position.batches:
         raise on_every_rank(
             ValueError("fit: there are no batches; give a list or Batches, an iterator is used up after one epoch")
@@ -156,6 +156,36 @@ def _epoch(trainer: "Trainer", options: FitOptions, position: Position, progress
     if options.checkpoint is not None:
         trainer.save(options.checkpoint)
     return record
+
+
+def _say_remarks(trainer: "Trainer", progress: Progress) -> None:
+    for remark in trainer.unsaid_remarks():
+        progress.say(remark)
+
+
+class _Step(NamedTuple):
+    """A step of fit()."""
+
+    loss: float  # or a PendingLoss
+    number: int | None  # of the update that it made, if any
+    rate: float
+    trainer: "Trainer"
+    seconds: float  # since the epoch began
+
+
+def _see(step: _Step, options: FitOptions, position: Position, progress: Progress) -> None:
+    """Takes the outcome of a step into account: it raises if the step went wrong, and then has not been made."""
+    loss = float(step.loss)
+    position.batches += 1
+    position.total += loss
+    position.waiting += 1
+    position.waiting_total += loss
+    progress.advance(loss, step.rate)
+    if step.number is not None:
+        mean, norm = position.waiting_total / position.waiting, getattr(step.loss, "gradient_norm", None)
+        _log(options, event="step", epoch=position.epoch + 1, step=step.number, loss=mean, lr=step.rate,
+              gradient_norm=step.trainer.gradient_norm if norm is None else norm, seconds=step.seconds)  # fmt: skip
+        position.waiting, position.waiting_total = 0, 0.0
 
 
 def _rest_of_epoch(

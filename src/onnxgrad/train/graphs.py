@@ -6,7 +6,7 @@ Both begin as one prepared draft, and each is a list of passes: the list says wh
 import fnmatch
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import onnx_ir as ir
@@ -17,8 +17,13 @@ from onnxgrad.graph.suggest import suggestion
 from onnxgrad.passes.append_loss import append_loss, prediction_of
 from onnxgrad.passes.batch_slice import PLACE, WEIGHTS
 from onnxgrad.passes.draft import Draft
+from onnxgrad.passes.drop_identities import drop_identities
+from onnxgrad.passes.expand_training import expand_training
 from onnxgrad.passes.finish import FOR_SESSIONS, drop_dead
+from onnxgrad.passes.fuse_attention import fuse_attention
+from onnxgrad.passes.fuse_elementwise import fuse_elementwise
 from onnxgrad.passes.fuse_gelu import fuse_gelu
+from onnxgrad.passes.fuse_linear_loss import fuse_linear_loss
 from onnxgrad.passes.fuse_loss import fuse_losses
 from onnxgrad.passes.mix_precision import mix_precision
 from onnxgrad.passes.recompute_blocks import recompute_blocks
@@ -28,6 +33,8 @@ from onnxgrad.passes.save_batch_statistics import save_batch_statistics
 from onnxgrad.passes.sink_transposes import sink_transposes
 from onnxgrad.passes.sync_batch_norm import measure_together
 from onnxgrad.passes.train_mode import SEED, Statistics, to_inference_mode, to_train_mode
+from onnxgrad.passes.use_bias_grad import use_bias_grad
+from onnxgrad.passes.use_channels_last import use_channels_last
 from onnxgrad.passes.use_depthwise_conv import use_depthwise_conv
 from onnxgrad.passes.use_permuted_matmul import use_permuted_matmul
 from onnxgrad.train.losses import Loss, Total, parts_of
@@ -59,6 +66,7 @@ class StepGraph(NamedTuple):
     drops: bool  # whether it has an input SEED
     scales: bool  # whether it has an input LOSS_SCALE
     dtype: ir.DataType  # of the parameters
+    narrow: dict[str, ir.Value]  # inputs that are parameters in a half type, by parameter
 
 
 class EvaluationGraph(NamedTuple):
@@ -84,6 +92,7 @@ class _Step(Draft):
     parameters: list[str] = field(default_factory=list)
     dtype: ir.DataType = ir.DataType.FLOAT  # that parameters are trained in
     gradients: dict[str, str] = field(default_factory=dict)
+    narrow: dict[str, ir.Value] = field(default_factory=dict)
 
 
 def step_graph(
@@ -92,11 +101,14 @@ def step_graph(
     selection: Selection = ALL,
     group: int | None = None,
     use_amx: bool = False,
-    on_cpu: bool = False,
+    on_cpu: bool | None = None,
     precision: str = "float32",
     recompute: bool | str | Sequence[str] = False,
 ) -> StepGraph:
     """Train mode, loss and gradients; `use_amx`: with products for AMX; `on_cpu`: with convolutions of our own.
+
+    If `on_cpu` is False it is for CUDA alone, channels of images come last and element-wise nodes are fused; if it is
+    None, for any device.
 
     In the `precision` "bf16", products on the CPU round what they multiply; elsewhere, and in "fp16", values have the
     half type. With `recompute` loops keep about √n of their states, and the blocks that it names none of their
@@ -104,7 +116,7 @@ def step_graph(
     to those of `prepared`.
     """
     step = _Step(**vars(prepared), terms=_terms(loss), selection=selection, group=group)
-    rounds_products = on_cpu and precision == "bf16"  # onnxruntime's CPU provider has no kernels for half types
+    rounds_products = bool(on_cpu) and precision == "bf16"  # onnxruntime's CPU provider has no kernels for half types
     mixes = precision in HALF_TYPES and not rounds_products
     scales = precision == "fp16"
     blocks = [] if isinstance(recompute, bool) else [name for name in _names(recompute) or () if name != STEPS]
@@ -113,30 +125,38 @@ def step_graph(
         *([_add_slice_inputs] if group is not None else []),
         _to_train_mode,
         fuse_gelu,
-        *([sink_transposes] if use_amx or rounds_products else []),
+        *([sink_transposes] if use_amx or rounds_products or on_cpu is False else []),
+        *([_fuse_attention] if on_cpu is False else []),
         *([_sync_batch_norm] if group is not None else []),
         *([_use_sample_variance] if group is None and _is_of_torch(step) else []),
         drop_dead,
+        *([drop_identities] if on_cpu is False else []),
         *([recompute_steps] if recompute else []),
         *([functools.partial(mix_precision, dtype=HALF_TYPES[precision])] if mixes else []),
         _append_loss,
         *([_scale_loss] if scales else []),
         _choose_parameters,
         _widen_parameters,
+        functools.partial(_fuse_linear_loss, precision="bfloat16" if rounds_products else "float32"),
         _add_gradient,
         _keep_outputs_of_step,
         drop_dead,
         save_batch_statistics,
         *([functools.partial(use_permuted_matmul, precision="bfloat16")] if rounds_products else []),
         *([use_permuted_matmul] if use_amx else []),
+        *([_use_channels_last] if on_cpu is False else []),
+        *([functools.partial(use_permuted_matmul, on_gpu=True)] if on_cpu is False else []),
+        *([use_bias_grad] if on_cpu is False else []),
+        *([_casts_to_inputs] if on_cpu is False and mixes else []),
         *([use_depthwise_conv] if on_cpu else []),
         fuse_losses,
         *([functools.partial(_recompute_blocks, names=blocks)] if blocks else []),
+        *([expand_training, drop_dead, fuse_elementwise] if on_cpu is False else []),
         *FOR_SESSIONS,
     ]
     step.run(passes)
     drops = any(v.name == SEED for v in step.graph.inputs)
-    return StepGraph(step.model, step.loss, step.gradients, step.statistics, drops, scales, step.dtype)
+    return StepGraph(step.model, step.loss, step.gradients, step.statistics, drops, scales, step.dtype, step.narrow)
 
 
 def evaluation_graph(prepared: Draft, loss: Total | str, step: StepGraph, on_cpu: bool = False) -> EvaluationGraph:
@@ -148,6 +168,8 @@ def evaluation_graph(prepared: Draft, loss: Total | str, step: StepGraph, on_cpu
     predictions = [str(v.name) for v in draft.graph.outputs]
     passes: list[Callable[[_Step], Any]] = [
         _to_inference_mode,
+        *([sink_transposes] if on_cpu is False else []),
+        *([functools.partial(fuse_attention, trained=draft.parameters)] if on_cpu is False else []),
         _append_loss,
         _widen_parameters,
         drop_dead,
@@ -191,6 +213,17 @@ def _to_train_mode(step: _Step) -> None:
             and role.kind != "statistic"
         }  # fmt: skip
     step.statistics = to_train_mode(step.graph, step.place, frozen, by_weights=step.selection.freeze_statistics)
+
+
+def _fuse_attention(step: _Step) -> None:
+    """Numbers that are trained are no constants, and masks that are trained stay where they are."""
+    trainable = _names(step.selection.trainable)
+    chosen = {
+        n for n, role in step.roles.items()
+        if (role.is_parameter if trainable is None else any(fnmatch.fnmatchcase(n, p) for p in trainable))
+    }  # fmt: skip
+    frozen = {name for pattern in _names(step.selection.freeze) or () for name in _matching(step, pattern)}
+    fuse_attention(step, chosen - frozen)
 
 
 def _to_inference_mode(step: _Step) -> None:
@@ -279,18 +312,49 @@ def _left_alone(step: _Step) -> list[str]:
     return [f"left as they are: {', '.join(others[:3])}{more}; naming them in trainable trains them"]
 
 
+def _fuse_linear_loss(step: _Step, precision: str) -> None:
+    scale = next((v for v in step.graph.inputs if v.name == LOSS_SCALE), None)
+    fuse_linear_loss(step, {step.loss, step.scaled, *_measured(step)}, scale, precision)
+
+
 def _add_gradient(step: _Step) -> None:
     step.gradients = add_gradient(step, step.parameters, step.scaled, parameters_as_inputs=True).outputs
 
 
 def _keep_outputs_of_step(step: _Step) -> None:
     """Of the outputs only what a step computes; running statistics, which it changes, become inputs."""
-    measured = {n for s in step.statistics for n in (*s.following, s.unread)}
-    wanted = {step.loss, *step.gradients.values(), *measured}
+    wanted = {step.loss, *step.gradients.values(), *_measured(step)}
     kept = [v for v in step.graph.outputs if v.name in wanted]
     step.graph.outputs.clear()
     step.graph.outputs.extend(kept)
     weights_to_inputs(step.graph, [n for s in step.statistics for n in s.current])
+
+
+def _measured(step: _Step) -> set[str]:
+    """Outputs that are statistics."""
+    return {n for s in step.statistics for n in (*s.following, s.unread) if n is not None}
+
+
+def _casts_to_inputs(step: _Step) -> None:
+    """Makes inputs of the parameters in a half type: the trainer casts all of them at once, not one by one."""
+    parameters = {v: str(v.name) for v in step.graph.inputs if v.name in step.parameters}
+    for node in list(step.graph):
+        source, value = node.inputs[0] if node.inputs else None, node.outputs[0]
+        if node.op_type != "Cast" or source not in parameters or value.dtype not in HALF_TYPES.values():
+            continue
+        narrow = ir.Value(name=value.name, type=value.type, shape=value.shape)
+        value.name = None
+        value.replace_all_uses_with(narrow)
+        step.graph.remove(node, safe=True)
+        step.graph.inputs.append(narrow)
+        step.narrow[parameters[source]] = narrow
+
+
+def _use_channels_last(step: _Step) -> None:
+    """Batch normalization then corrects its running variance itself."""
+    use_channels_last(step)
+    outputs = {v.name for v in step.graph.outputs}
+    step.statistics = [s if s.unread in outputs else replace(s, unread=None) for s in step.statistics]
 
 
 def _recompute_blocks(step: _Step, names: Sequence[str]) -> None:

@@ -1,5 +1,6 @@
 """Session: an onnxruntime session that reads and writes the trainer's own arrays, bound once, in place."""
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,8 +14,11 @@ from onnxgrad.runtime.interrupts import run
 from onnxgrad.runtime.register import register, require_onnxruntime
 from onnxgrad.tensor_types import Array
 from onnxgrad.train.batches import BatchChecker
+from onnxgrad.train.captured import CapturedRuns, can_be_captured
 from onnxgrad.train.devices import Device
+from onnxgrad.train.fixed_shapes import fix_shapes
 
+ERRORS, SILENT = 3, 4  # of onnxruntime's levels: from which severity on it logs
 LARGE = 1 << 20  # bytes of a weight that is passed apart from the model, which protobuf limits to 2 GB
 
 
@@ -31,11 +35,13 @@ class Session:
         quiet: bool = False,
         options: Any = None,
         caller: str = "Trainer",
+        capture: bool = False,
     ) -> None:
         """`validate` is called with every batch before it runs, and raises if the batch is wrong.
 
         With `quiet` onnxruntime does not log the errors that it raises. `options`, onnxruntime.SessionOptions of
-        somebody else, are used as they are, with our operators added.
+        somebody else, are used as they are, with our operators added. With `capture`, on a GPU, runs become CUDA graphs
+        where that is possible; all outputs have to be bound.
         """
         onnxruntime = require_onnxruntime(caller)
         values: dict[str, Any] = {}
@@ -43,18 +49,18 @@ class Session:
             options = _own_options(quiet)
             if device.name != "cpu":
                 options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+                options.log_severity_level = max(options.log_severity_level, ERRORS)  # copies are our remark
             proto, weights = _apart(model)
             values = {name: _ort_value(array) for name, array in weights.items()}
             options.add_external_initializers(list(values), list(values.values()))
         else:  # they make more sessions, of models that have other weights of the same names
             options = register(options)
             proto, weights = _apart(model, large=None)
-        providers = list(device.providers)
         serialized = proto.SerializeToString()
         try:
-            self._session = run(onnxruntime.InferenceSession, serialized, options, providers=providers)
-        except Exception as error:  # onnxruntime's errors have no type in common
-            if not type(error).__module__.startswith("onnxruntime"):
+            self._session = run(onnxruntime.InferenceSession, serialized, options, providers=list(device.providers))
+        except Exception as error:
+            if not _is_of_onnxruntime(error):
                 raise
             raise RuntimeError(f"{caller}: onnxruntime refuses the graph to be run: {one_line(error)}") from error
         if device.name == "cuda" and "CUDAExecutionProvider" not in self._session.get_providers():
@@ -63,6 +69,10 @@ class Session:
             )
         self._read, self._kept = inputs, [weights, values]  # onnxruntime has their addresses
         self._device, self._validate = device, validate
+        self._captured: CapturedRuns | None = None
+        if capture and device.name == "cuda" and can_be_captured(model.graph):
+            open_session = functools.partial(_open_to_capture, proto, options, device)
+            self._captured = CapturedRuns(open_session, self._bound_to, device)
         self._binding = self._session.io_binding()
         # onnxruntime copies an array from the host to a GPU, or from there to the host for a node on the CPU, when it
         # is bound, not when it runs: so bind it again.
@@ -74,6 +84,15 @@ class Session:
         self._free = [o.name for o in self._session.get_outputs() if o.name not in outputs]
         self._check = self._checker([i for i in self._session.get_inputs() if i.name not in inputs])
 
+    def _bound_to(self, session: Any, batch: Mapping[str, Any]) -> Any:
+        """A binding of a session of the same graph, to a batch and to the arrays that are bound."""
+        binding = session.io_binding()
+        for name, array in {**self._read, **batch}.items():
+            binding.bind_input(name, *_location(array, self._device), *_described(array, self._device))
+        for name, array in self._written.items():
+            binding.bind_output(name, *_location(array, self._device), *_described(array, self._device))
+        return binding
+
     def _read_elsewhere(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Arrays that are not where the node is that reads them."""
         places = zip(self._session.get_inputs(), self._session.get_input_memory_infos(), strict=True)
@@ -83,8 +102,11 @@ class Session:
     def nodes_on_host(self, graph: ir.Graph) -> Counter[str]:
         """How many nodes of each operator the CPU provider has, of the graph that this session is of.
 
-        Those that compute whole numbers, such as shapes, belong there. An onnxruntime that does not tell has none.
+        Those that compute whole numbers, such as shapes, belong there. An onnxruntime that does not tell has none, and
+        neither has a run that was captured.
         """
+        if self._captured is not None and self._captured.is_possible:
+            return Counter()
         belong_there = {
             node.name for node in graph if not any(v.dtype is None or v.dtype.is_floating_point() for v in node.outputs)
         }
@@ -133,6 +155,8 @@ class Session:
 
     def run_values(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """The same for arrays and OrtValues, with the results as OrtValues."""
+        if self._captured is not None and self._captured.run(arrays):
+            return {}
         for name, array in {**self._moved, **arrays}.items():
             self._bind_input(name, array)
         for name in self._free:
@@ -147,11 +171,34 @@ class Session:
         return {name: value for name, value in zip(names, values, strict=True) if name in self._free}
 
 
+def _open_to_capture(proto: Any, options: Any, device: Device, batch: Mapping[str, Any]) -> Any:
+    """A session for batches of these shapes that captures its runs; None if it cannot, as a node is on the CPU."""
+    onnxruntime, fixed = require_onnxruntime("Trainer"), type(proto)()
+    fixed.CopyFrom(proto)
+    fix_shapes(fixed.graph, {name: array.shape for name, array in batch.items()})
+    (name, settings), *others = device.providers
+    providers = [(name, {**settings, "enable_cuda_graph": "1"}), *others]
+    severity, options.log_severity_level = options.log_severity_level, SILENT  # it would log what it raises
+    try:
+        return run(onnxruntime.InferenceSession, fixed.SerializeToString(), options, providers=providers)
+    except Exception as error:
+        if not _is_of_onnxruntime(error):
+            raise
+        return None
+    finally:
+        options.log_severity_level = severity
+
+
+def _is_of_onnxruntime(error: Exception) -> bool:
+    """Its errors have no type in common."""
+    return type(error).__module__.startswith("onnxruntime")
+
+
 def _own_options(quiet: bool) -> Any:
     onnxruntime, options = require_onnxruntime("Trainer"), register()
     options.intra_op_num_threads = get_num_threads()
     if quiet:
-        options.log_severity_level = 4
+        options.log_severity_level = SILENT
     # With a memory pattern the second run allocates all its memory at once, while that of the first stays in the
     # arena: an encoder of 4 layers held 582 MB instead of 350, and was no faster.
     options.enable_mem_pattern = False

@@ -21,7 +21,7 @@ from onnxgrad.passes.prepare import RESTORE, prepare
 from onnxgrad.passes.train_mode import SEED, to_inference_mode
 from onnxgrad.train.batch_dimension import with_free_batch
 from onnxgrad.train.batches import Batches, LocalBatch, not_finite
-from onnxgrad.train.buffers import Buffers
+from onnxgrad.train.buffers import Buffers, side_by_side
 from onnxgrad.train.checkpoint import check_arrays, read_checkpoint, write_checkpoint
 from onnxgrad.train.devices import device_of
 from onnxgrad.train.distributed.collectives import CHECK_EVERY, Collectives
@@ -33,6 +33,7 @@ from onnxgrad.train.graphs import LOSS_SCALE, EvaluationGraph, Selection, evalua
 from onnxgrad.train.loss_scale import LossScale
 from onnxgrad.train.losses import Loss, Total
 from onnxgrad.train.optim import Optimizer
+from onnxgrad.train.pending_loss import PendingLoss, StepAhead
 from onnxgrad.train.schedules import Constant, Schedule
 from onnxgrad.train.session import Session
 
@@ -63,7 +64,7 @@ class Trainer:
     process writes and prints.
 
     `parameters`, `gradients` and `statistics` (running means and variances) are the trainer's own arrays, by name:
-    NumPy's on the CPU, torch's on a GPU. `gradient_norm` is the norm of the last update's gradient, before clipping.
+    NumPy's on the CPU, torch's on a GPU.
     `remarks` are sentences about how this model is trained, which fit() prints before it starts.
     Weights of half types are trained in float32, and exported in their own type again.
     """
@@ -111,7 +112,8 @@ class Trainer:
         self.optimizer, self.schedule = optimizer, schedule or Constant()
         self._clip_norm, self._clip_value, self._accumulate = clip_norm, clip_value, accumulate
         self.seed, self._batches = seed, 0
-        self.gradient_norm = 0.0  # of the last update, before clipping
+        self._norm = 0.0  # of the last update's gradient that is known, before clipping
+        self._ahead: StepAhead | None = None  # a step that a GPU may still be at
         self._said = 0  # remarks that fit() has printed
         self._evaluation: Any = None
         self._position: Position | None = None  # of a fit() at work, or of one that a checkpoint was saved by
@@ -248,12 +250,10 @@ class Trainer:
         ranks = self.ranks if isinstance(self.ranks, Ranks) else None
         self._state = self.optimizer.start(self._buffers, ranks if shard_optimizer else None)
         self._collectives = None if ranks is None else Collectives(ranks, self._buffers, self._device, self._state)
-        self.statistics: dict[str, Any] = {}
-        self._following: dict[str, Any] = {}  # what the statistics are after a step
-        for statistics in self._step.statistics:
-            for current, following in zip(statistics.current, statistics.following, strict=True):
-                self.statistics[current] = self._device.from_numpy(weights[current].numpy())
-                self._following[following] = self._device.from_numpy(weights[current].numpy())
+        pairs = [pair for s in self._step.statistics for pair in zip(s.current, s.following, strict=True)]
+        self._current, self.statistics = side_by_side({now: weights[now].numpy() for now, _ in pairs}, self._device)
+        # What the statistics are after a step.
+        self._next, self._following = side_by_side({then: weights[now].numpy() for now, then in pairs}, self._device)
         self._unread = {
             s.unread: self._device.from_numpy(weights[s.current[1]].numpy())
             for s in self._step.statistics
@@ -266,29 +266,31 @@ class Trainer:
 
     def _make_sessions(self, evaluated: EvaluationGraph, loss: Total | str) -> None:
         step, gradients = self._step, self.gradients
-        self._seed = np.zeros(1, np.int64)  # of the batch at hand
+        self._seed = self._device.zeros(1, np.int64)  # of the batch at hand
         changed = {**self.parameters, **self.statistics}
-        self._loss_scale = np.ones((), np.float32)
+        self._loss_scale = self._device.zeros(1, np.float32).reshape(())
         inputs = {**changed, **({SEED: self._seed} if step.drops else {})}
         inputs |= {LOSS_SCALE: self._loss_scale} if step.scales else {}
+        self._narrow: Any = None  # all parameters in a half type, as they are at the beginning of a step
+        if step.narrow:
+            kind = next(iter(step.narrow.values())).dtype
+            assert kind is not None
+            self._narrow = self._device.zeros(self._buffers.length, kind.numpy())
+            views = self._buffers.views(self._narrow)
+            inputs |= {str(value.name): views[name] for name, value in step.narrow.items()}
         if self._slicer is not None:
             given = {WEIGHTS: self._slicer.weights, PLACE: self._slicer.place}
             used = {str(v.name) for v in step.model.graph.inputs}
             inputs |= {name: array for name, array in given.items() if name in used}
-        self._loss = np.zeros((), _type_of_output(step.model, step.loss))
+        self._loss = self._device.zeros(1, _type_of_output(step.model, step.loss)).reshape(())
         outputs = {step.loss: self._loss, **{out: gradients[n] for n, out in step.gradients.items()}}
         outputs |= self._following | self._unread
         shapes = {str(v.name): None if v.shape is None else list(v.shape) for v in evaluated.model.graph.outputs}
         parts = () if isinstance(loss, str) else loss.parts
         predicted = [(part, shapes[part.prediction]) for part in parts]
         validate = functools.partial(_expect_classes, predicted)
-        self._step_session = Session(step.model, inputs, outputs, self._device, validate)
-        if self._device.name != "cpu" and (found := self._step_session.nodes_on_host(step.model.graph)):
-            told = ", ".join(f"{count} × {kind}" for kind, count in found.most_common())
-            self.remarks.append(
-                "some nodes run on the CPU, as onnxruntime has no CUDA kernels for them, and their inputs and outputs "
-                f"are copied: {told}"
-            )
+        self._step_session = Session(step.model, inputs, outputs, self._device, validate, capture=True)
+        self._is_first = True  # whether it has not run yet
         used = {str(v.name) for v in evaluated.model.graph.inputs}
         inputs = {name: array for name, array in changed.items() if name in used}
         open_session = functools.partial(Session, evaluated.model, inputs, {}, self._device, validate)
@@ -308,8 +310,18 @@ class Trainer:
         """Bytes: the most that this process has held so far; on a GPU, what is taken of its memory, by whomever."""
         return self._device.peak_memory()
 
+    @property
+    def gradient_norm(self) -> float:
+        """Of the last update's gradient, before clipping."""
+        self._settle()
+        return self._norm
+
     def step(self, batch: Mapping[str, Any]) -> float:
-        """Runs a batch and, after `accumulate` of them, updates the parameters; returns the loss before the update."""
+        """Runs a batch and, after `accumulate` of them, updates the parameters; returns the loss before the update.
+
+        On a GPU it may return before the step is done: the loss is a number that waits when it is used. A loss or a
+        gradient that is not finite raises then, or in the next step; the parameters are those before it.
+        """
         self.skips(batch)
         with self.ranks.together(), self._device.at_work():
             if self._step.drops:
@@ -317,18 +329,83 @@ class Trainer:
                 self._seed[0] = int(seeds.generate_state(1, np.uint64)[0] >> 1)
             if self._scale is not None:
                 self._loss_scale[...] = self._scale.value
-            loss = self._run(batch)
-            if not math.isfinite(loss):
-                self._stop(f"the loss is {loss}", batch)
-            if self._total is None or self._accumulate_gradients():
-                if self._collectives is not None:
-                    self._collectives.reduce_gradients()
-                if self._clip(batch):
-                    self._update()
-            for current, following in zip(self.statistics.values(), self._following.values(), strict=True):
-                self._device.copy(current, following)
-            self._batches += 1
+            if self._narrow is not None:
+                self._device.copy(self._narrow, self._buffers.data)
+            # Sums of several batches or processes, and loss scales, are decided about by the host.
+            is_ahead = self._device.name != "cpu" and not any((self._accumulate > 1, self._scale, self._collectives))
+            loss: float = self._step_ahead(batch) if is_ahead else self._step_now(batch)
+            if self._is_first:
+                self._is_first = False
+                self._remark_on_host_nodes()
         return loss
+
+    def _step_now(self, batch: Mapping[str, Any]) -> float:
+        loss = self._run(batch)
+        if not math.isfinite(loss):
+            raise self._stopped(f"the loss is {loss}", batch)
+        if self._total is None or self._accumulate_gradients():
+            if self._collectives is not None:
+                self._collectives.reduce_gradients()
+            if self._clip(batch):
+                self._update()
+        for current, following in zip(self._current, self._next, strict=True):
+            self._device.copy(current, following)
+        self._batches += 1
+        return loss
+
+    def _remark_on_host_nodes(self) -> None:
+        """After the first batch on a GPU, which is captured if all nodes run there."""
+        if self._device.name != "cpu" and (found := self._step_session.nodes_on_host(self._step.model.graph)):
+            told = ", ".join(f"{count} × {kind}" for kind, count in found.most_common())
+            self.remarks.append(
+                "some nodes run on the CPU, as onnxruntime has no CUDA kernels for them, and their inputs and outputs "
+                f"are copied: {told}"
+            )
+
+    def unsaid_remarks(self) -> list[str]:
+        """Those that fit() has not printed yet."""
+        unsaid, self._said = self.remarks[self._said :], len(self.remarks)
+        return unsaid
+
+    def _step_ahead(self, batch: Mapping[str, Any]) -> Any:
+        """A step that the GPU judges by itself: it updates nothing after one whose numbers are not finite."""
+        before, device, chunks, grad = (self.steps, self._batches), self._device, self._state.chunks, self._state.grad
+        self._step_session.run(batch)
+        device.run("squares", chunks, grad, self._sums)
+        device.run("judge", chunks, self._sums, self._loss, self._clip_norm)
+        if self._clip_norm is not None:
+            device.run("clip", chunks, grad)
+        if self._clip_value is not None:
+            device.run("clamp", chunks, grad, self._clip_value)
+        self._update()
+        for current, following in zip(self._current, self._next, strict=True):
+            device.run("replace", chunks, current, following)
+        self._batches += 1
+        last, self._ahead = self._ahead, StepAhead(device.read_later(device.verdict), batch, before)
+        if last is not None:
+            self._look_at(last)  # while the GPU is at this step
+        return PendingLoss(functools.partial(self._look_at, self._ahead))
+
+    def _look_at(self, step: StepAhead) -> tuple[float, float]:
+        """The loss and the norm of a step, when the GPU is done with it; raises if it was not good."""
+        loss, norm, _, is_good = step.verdict()
+        if self._ahead is step:
+            self._ahead = None
+        if is_good:
+            self._norm = norm
+            return loss, norm
+        self._ahead = None
+        self._device.verdict[-1] = 1
+        self._state.steps, self._batches = step.before
+        with self._device.at_work():
+            self._step_session.run(step.batch)  # its gradients again: another batch may have been there since
+        what = f"the loss is {loss}" if not math.isfinite(loss) else f"the norm of the gradient is {norm}"
+        raise self._stopped(what, step.batch)
+
+    def _settle(self) -> None:
+        """Waits for the step that a GPU is at, if any; raises if it was not good."""
+        if self._ahead is not None:
+            self._look_at(self._ahead)
 
     def _update(self) -> None:
         self._state.step(self.schedule(self._state.steps))
@@ -385,21 +462,21 @@ class Trainer:
         if self._scale is not None:
             self._device.run("scale", chunks, grad, 1 / self._scale.value)
         self._device.run("squares", chunks, grad, self._sums)
-        self.gradient_norm = math.sqrt(float(self._state.of_all_chunks(self._sums).sum()))
-        is_finite = math.isfinite(self.gradient_norm)
+        self._norm = math.sqrt(float(self._state.of_all_chunks(self._sums).sum()))
+        is_finite = math.isfinite(self._norm)
         if self._scale is not None and self._scale.update(is_finite) and not is_finite:
             self.skipped += 1
             return False
         if not is_finite:
-            self._stop(f"the norm of the gradient is {self.gradient_norm}", batch)
-        if self._clip_norm is not None and self.gradient_norm > self._clip_norm:
-            self._device.run("scale", chunks, grad, self._clip_norm / (self.gradient_norm + 1e-6))
+            raise self._stopped(f"the norm of the gradient is {self._norm}", batch)
+        if self._clip_norm is not None and self._norm > self._clip_norm:
+            self._device.run("scale", chunks, grad, self._clip_norm / (self._norm + 1e-6))
         if self._clip_value is not None:
             self._device.run("clamp", chunks, grad, self._clip_value)
         return True
 
-    def _stop(self, why: str, batch: Mapping[str, Any]) -> None:
-        """Raises, with the cause that comes first: in the batch, in the parameters, or in the gradients."""
+    def _stopped(self, why: str, batch: Mapping[str, Any]) -> BaseException:
+        """The error to raise, with the cause that comes first: in the batch, in the parameters, or in the gradients."""
         found = not_finite(batch)
         here = f" of rank {self.ranks.rank}'s slice" if isinstance(batch, LocalBatch) else ""
         causes = [None if found is None else f"the batch's {found}{here}"]
@@ -410,7 +487,7 @@ class Trainer:
         of_all = self.ranks.all_gather(causes)
         cause = next((f": {found}" for kind in zip(*of_all, strict=True) for found in kind if found is not None), "")
         text = f"step {self.steps + 1}: {why}{cause}; the parameters are those before the step"
-        raise on_every_rank(TrainingStoppedError(text))
+        return on_every_rank(TrainingStoppedError(text))
 
     def evaluate(
         self, batches: Iterable[Mapping[str, Any]], metrics: Mapping[str, Metric] | None = None
@@ -420,6 +497,7 @@ class Trainer:
         A metric is one of onnxgrad.metrics or a function of the model's outputs and the batch, both dicts of arrays.
         Batches are weighted by their numbers of examples.
         """
+        self._settle()
         found: dict[str, float] = self._evaluation(batches, metrics or {})
         return found
 
@@ -455,10 +533,9 @@ class Trainer:
             if validation is not None:
                 self._evaluation.open()  # a graph that onnxruntime refuses raises before the first epoch, not after it
             self._position = self._position or Position()
-            unsaid, self._said = self.remarks[self._said :], len(self.remarks)
             try:
                 with self.ranks.together():
-                    return fit(self, options, self._position, quiet, unsaid)
+                    return fit(self, options, self._position, quiet)
             finally:
                 self._position = None
 
@@ -467,6 +544,7 @@ class Trainer:
 
         The file at `path` is replaced at once, when all of the new one is on the disk.
         """
+        self._settle()
         facts = {
             "steps": self._state.steps, "batches": self._batches, "seed": self.seed, "waiting": self._waiting,
             "optimizer": self.optimizer.name, "place": None if self._position is None else asdict(self._position),
@@ -485,6 +563,7 @@ class Trainer:
 
         The number of processes may differ from that of the run that saved it.
         """
+        self._settle()
         with self.ranks.together():
             slots = self._state.slots
             room = slots if self._collectives is None else {n: self._collectives.room_for(a) for n, a in slots.items()}
@@ -549,6 +628,7 @@ class Trainer:
         Dropout stays, inactive, so that the model can be trained again. A file is there, or replaced, only once onnx
         and onnxruntime have accepted the new one.
         """
+        self._settle()
         with self.ranks.together():
             found: list[Path] = self.ranks.on_first(lambda: self._export(Path(path)))
         return found

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from onnx.reference.op_run import OpRun
 
-from onnxgrad.domains import MICROSOFT
+from onnxgrad.schema import MICROSOFT
 
 
 class LpNormalization(OpRun):

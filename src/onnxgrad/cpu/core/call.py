@@ -34,7 +34,7 @@ def _results(
 ) -> tuple[Array | None, ...]:
     """The arrays to write to, the caller's or new ones; a kernel that asks for it is told what they are."""
     shapes = op.checked_shapes(inputs, attributes)
-    dtypes: list[np.dtype[Any]] = [inputs[source].dtype for source in op.dtype_sources]  # type: ignore[union-attr]
+    dtypes = op.output_dtypes([None if x is None else x.dtype for x in inputs])
     if out is not None:
         return arguments.check_out(out, op.output_names, shapes, dtypes, wanted, inputs)
     asked = [wanted is None or name in wanted for name in op.output_names]

@@ -289,3 +289,82 @@ def _count_some(
             break
         total += load(weight, chosen) if weighted else 1.0
     first_bad[task], totals[task] = bad, total
+
+
+# Of a loss that comes in chunks of rows: what is added up, and what is multiplied with at the end.
+SUM, SHARE, FACTOR = 0, 1, 2
+
+
+@native
+def begin_chunks(
+    labels: Array, weights: Array, scale: Array, numbers: Array, classes: int, how: tuple[bool, int], scheduler: int
+) -> int:
+    """The first label that is no class, or -1; `numbers` get their beginning, gradients a factor times `scale`."""
+    is_mean, ignore_index = how
+    bad, total = count_samples(labels, weights, classes, ignore_index, weights.size > 0, scheduler)
+    if bad >= 0:
+        return bad
+    numbers[SUM] = 0.0
+    numbers[SHARE] = 1.0 / total if is_mean and total != 0 else 1.0
+    numbers[FACTOR] = numbers[SHARE] * (load(scale, 0) if scale.size > 0 else 1.0)
+    return int64(-1)
+
+
+@native
+def loss_of_chunk(
+    scores: Array,
+    labels: Array,
+    weights: Array,
+    numbers: Array,
+    first: int,
+    sizes: tuple[int, int],
+    how: tuple[bool, int],
+    scheduler: int,
+) -> None:
+    """Adds the losses of some rows of labels, from `first` on; their scores may be replaced by the gradient."""
+    rows, classes = sizes
+    per_task = max(1, TASK // max(classes, 1))
+    tasks = (rows + per_task - 1) // per_task
+    losses = np.empty(tasks, np.float64)
+    work = (scores, labels, weights, numbers, losses, first, sizes, how, per_task)
+    parallel(scheduler, tasks, _loss_of_some_rows, work)
+    for task in range(tasks):
+        numbers[SUM] += losses[task]
+
+
+@native
+def _loss_of_some_rows(
+    task: int,
+    scores: Array,
+    labels: Array,
+    weights: Array,
+    numbers: Array,
+    losses: Array,
+    first: int,
+    sizes: tuple[int, int],
+    how: tuple[bool, int],
+    per_task: int,
+) -> None:
+    rows, classes = sizes
+    is_replaced, ignore_index = how
+    number_type = type(load(scores, 0))
+    lanes = np.empty(LANES, number_type)
+    weighted, together = weights.size > 0, 0.0
+    for row in range(task * per_task, min(rows, (task + 1) * per_task)):
+        at, chosen = row * classes, int64(load(labels, first + row))
+        if chosen == ignore_index:
+            if is_replaced:
+                for i in range(classes):
+                    store(scores, at + i, number_type(0))
+            continue
+        highest = _highest(scores, at, classes, lanes)
+        powers = np.float64(_sum_of_powers(scores, at, classes, highest, lanes))
+        together += _loss_at(scores, at + chosen, highest, math.log(powers), weights, chosen, weighted)
+        if is_replaced:
+            each = numbers[FACTOR] * (load(weights, chosen) if weighted else 1.0)
+            right = exp(load(scores, at + chosen) - highest)
+            share = number_type(each / powers)
+            for i in range(classes):
+                store(scores, at + i, exp(load(scores, at + i) - highest) * share)
+            store(scores, at + chosen, number_type((right / powers - 1.0) * each))
+    losses[task] = together

@@ -98,7 +98,8 @@ def _check(op: "Op[..., Any]", values: Sequence[Any], attributes: dict[str, Any]
     inputs, like = _to_tensors(op.inputs, values)
     shapes = op.output_shapes([_known(d, x) for d, x in zip(op.inputs, inputs, strict=True)], attributes)
     host = {k: inputs[k] for k, entry in enumerate(op.inputs) if entry.constraint.on_host}
-    dtypes = [inputs[source].dtype for source in op.dtype_sources]
+    found = op.output_dtypes([None if x is None else x.dtype for x in inputs])
+    dtypes = [d if isinstance(d, torch.dtype) else getattr(torch, str(d)) for d in found]
     return CheckedCall(host, inputs[like].device, like, shapes, dtypes, op.kernel_asks_for("cuda", "deterministic"))
 
 

@@ -19,8 +19,8 @@ class Elementwise:
     def __init__(self, formula: Callable[..., Any]) -> None:
         name = formula.__name__
         # Triton looks up all names that the source has, its annotations among them.
-        compute = triton.jit(bind(formula, name, where=_where, **KNOWN, T=None, tl=tl))
-        self._kernel = triton.jit(bind(_elements, f"{name}_elements", compute=compute))
+        self.compute: Any = triton.jit(bind(formula, name, where=_where, **KNOWN, T=None, tl=tl))
+        self._kernel = triton.jit(bind(_elements, f"{name}_elements", compute=self.compute))
 
     def __call__(
         self, dY: torch.Tensor, X: torch.Tensor, dX: torch.Tensor, *, alpha: float | None = None,

@@ -99,3 +99,11 @@ def to_type(x, KIND: tl.constexpr):
         bits = tl.where(x != x, bits | 0x400000, bits + 0x7FFF + ((bits >> 16) & 1))
         return (bits >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
     return x.to(KIND)
+
+
+@triton.jit
+def narrowed(x, KIND: tl.constexpr):
+    """A float64 in another type, half types by way of float32."""
+    if tl.float64 == KIND:
+        return x
+    return to_type(x.to(tl.float32), KIND)

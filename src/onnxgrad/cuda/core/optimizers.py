@@ -1,4 +1,8 @@
-"""The optimizers' updates on a GPU: the functions of cpu/core/optimizers.py, one program a chunk."""
+"""The optimizers' updates on a GPU: the functions of cpu/core/optimizers.py, one program a chunk.
+
+`verdict` is what `judge` found about a step, and stays on the GPU: the loss, the norm of the gradient, the factor that
+clips it, and 1 if the step is good. After one that is not, nothing is updated until the host writes a 1 there again.
+"""
 
 from typing import Any
 
@@ -7,26 +11,28 @@ import torch
 import triton
 import triton.language as tl
 
-from onnxgrad.cuda.core.launch import launch
+from onnxgrad.cuda.core.launch import bits_of, float_of, launch
 from onnxgrad.tensor_types import Array
 
 BLOCK = 1 << 12  # elements of a chunk
 WARPS = 8
+LOSS, NORM, FACTOR, IS_GOOD = range(4)  # of a verdict
+GOOD = tl.constexpr(IS_GOOD)
 
 
 @triton.jit
-def _elements(chunks, BLOCK: tl.constexpr):
-    """The elements of this program's chunk, which of them there are, and the row of its group."""
+def _elements(chunks, verdict, BLOCK: tl.constexpr):
+    """The elements of this program's chunk, which of them are updated, and the row of its group."""
     at = chunks + 4 * tl.program_id(0).to(tl.int64)
     start, stop, group = tl.load(at), tl.load(at + 1), tl.load(at + 2)
     i = start + tl.arange(0, BLOCK)
-    return i, i < stop, group
+    return i, i < tl.where(tl.load(verdict + GOOD) != 0, stop, start), group
 
 
 @triton.jit
-def _sgd(chunks, hyper, p, g, momentum_of, WIDTH: tl.constexpr, MOMENTUM: tl.constexpr, FIRST: tl.constexpr,
+def _sgd(chunks, verdict, hyper, p, g, momentum_of, WIDTH: tl.constexpr, MOMENTUM: tl.constexpr, FIRST: tl.constexpr,
          BLOCK: tl.constexpr):  # fmt: skip
-    i, inside, group = _elements(chunks, BLOCK)
+    i, inside, group = _elements(chunks, verdict, BLOCK)
     kind: tl.constexpr = p.dtype.element_ty
     row = hyper + group * WIDTH
     rate, decay, momentum = tl.load(row).to(kind), tl.load(row + 1).to(kind), tl.load(row + 2).to(kind)
@@ -40,13 +46,13 @@ def _sgd(chunks, hyper, p, g, momentum_of, WIDTH: tl.constexpr, MOMENTUM: tl.con
     tl.store(p + i, now - rate * step, inside)
 
 
-def sgd(chunks: Any, hyper: Array, p: Any, g: Any, momentum_of: Any, first: bool) -> None:
-    _launch(_sgd, chunks, hyper, p, g, momentum_of, len(momentum_of) > 0, first)
+def sgd(chunks: Any, verdict: Any, hyper: Array, p: Any, g: Any, momentum_of: Any, first: bool) -> None:
+    _launch(_sgd, chunks, verdict, hyper, p, g, momentum_of, len(momentum_of) > 0, first)
 
 
 @triton.jit
-def _adam(chunks, hyper, p, g, m, v, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    i, inside, group = _elements(chunks, BLOCK)
+def _adam(chunks, verdict, hyper, p, g, m, v, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    i, inside, group = _elements(chunks, verdict, BLOCK)
     kind: tl.constexpr = p.dtype.element_ty
     row = hyper + group * WIDTH
     beta1, beta2, eps = tl.load(row + 1).to(kind), tl.load(row + 2).to(kind), tl.load(row + 3).to(kind)
@@ -62,13 +68,13 @@ def _adam(chunks, hyper, p, g, m, v, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(p + i, now - after * now, inside)
 
 
-def adam(chunks: Any, hyper: Array, p: Any, g: Any, m: Any, v: Any) -> None:
-    _launch(_adam, chunks, hyper, p, g, m, v)
+def adam(chunks: Any, verdict: Any, hyper: Array, p: Any, g: Any, m: Any, v: Any) -> None:
+    _launch(_adam, chunks, verdict, hyper, p, g, m, v)
 
 
 @triton.jit
-def _adagrad(chunks, hyper, p, g, total, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    i, inside, group = _elements(chunks, BLOCK)
+def _adagrad(chunks, verdict, hyper, p, g, total, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    i, inside, group = _elements(chunks, verdict, BLOCK)
     kind: tl.constexpr = p.dtype.element_ty
     row = hyper + group * WIDTH
     rate, decay, eps = tl.load(row).to(kind), tl.load(row + 1).to(kind), tl.load(row + 2).to(kind)
@@ -79,14 +85,14 @@ def _adagrad(chunks, hyper, p, g, total, WIDTH: tl.constexpr, BLOCK: tl.constexp
     tl.store(p + i, now - rate * grad / (tl.sqrt(square) + eps), inside)
 
 
-def adagrad(chunks: Any, hyper: Array, p: Any, g: Any, total: Any) -> None:
-    _launch(_adagrad, chunks, hyper, p, g, total)
+def adagrad(chunks: Any, verdict: Any, hyper: Array, p: Any, g: Any, total: Any) -> None:
+    _launch(_adagrad, chunks, verdict, hyper, p, g, total)
 
 
 @triton.jit
-def _rmsprop(chunks, hyper, p, g, square, mean, momentum_of, WIDTH: tl.constexpr, MOMENTUM: tl.constexpr,
+def _rmsprop(chunks, verdict, hyper, p, g, square, mean, momentum_of, WIDTH: tl.constexpr, MOMENTUM: tl.constexpr,
              CENTERED: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    i, inside, group = _elements(chunks, BLOCK)
+    i, inside, group = _elements(chunks, verdict, BLOCK)
     kind: tl.constexpr = p.dtype.element_ty
     row = hyper + group * WIDTH
     rate, decay, eps = tl.load(row).to(kind), tl.load(row + 1).to(kind), tl.load(row + 2).to(kind)
@@ -109,14 +115,14 @@ def _rmsprop(chunks, hyper, p, g, square, mean, momentum_of, WIDTH: tl.constexpr
 
 
 def rmsprop(
-    chunks: Any, hyper: Array, p: Any, g: Any, square: Any, mean: Any, momentum_of: Any, centered: bool
+    chunks: Any, verdict: Any, hyper: Array, p: Any, g: Any, square: Any, mean: Any, momentum_of: Any, centered: bool
 ) -> None:
-    _launch(_rmsprop, chunks, hyper, p, g, square, mean, momentum_of, len(momentum_of) > 0, centered)
+    _launch(_rmsprop, chunks, verdict, hyper, p, g, square, mean, momentum_of, len(momentum_of) > 0, centered)
 
 
 @triton.jit
-def _lamb_direction(chunks, hyper, p, g, m, v, direction, sums, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    i, inside, group = _elements(chunks, BLOCK)
+def _lamb_direction(chunks, verdict, hyper, p, g, m, v, direction, sums, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    i, inside, group = _elements(chunks, verdict, BLOCK)
     kind: tl.constexpr = p.dtype.element_ty
     row = hyper + group * WIDTH
     beta1, beta2, eps = tl.load(row + 1).to(kind), tl.load(row + 2).to(kind), tl.load(row + 3).to(kind)
@@ -134,18 +140,20 @@ def _lamb_direction(chunks, hyper, p, g, m, v, direction, sums, WIDTH: tl.conste
 
 
 @triton.jit
-def _lamb_move(chunks, hyper, p, direction, ratios, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    i, inside, group = _elements(chunks, BLOCK)
+def _lamb_move(chunks, verdict, hyper, p, direction, ratios, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    i, inside, group = _elements(chunks, verdict, BLOCK)
     number = tl.load(chunks + 4 * tl.program_id(0).to(tl.int64) + 3)
     rate = (tl.load(hyper + group * WIDTH) * tl.load(ratios + number)).to(p.dtype.element_ty)
     tl.store(p + i, tl.load(p + i, inside) - rate * tl.load(direction + i, inside), inside)
 
 
-def lamb_direction(chunks: Any, hyper: Array, p: Any, g: Any, m: Any, v: Any, direction: Any, sums: Any) -> None:
-    _launch(_lamb_direction, chunks, hyper, p, g, m, v, direction, sums)
+def lamb_direction(
+    chunks: Any, verdict: Any, hyper: Array, p: Any, g: Any, m: Any, v: Any, direction: Any, sums: Any
+) -> None:
+    _launch(_lamb_direction, chunks, verdict, hyper, p, g, m, v, direction, sums)
 
 
-def lamb_ratios(chunks: Any, sums: Any, ratios: Any) -> None:
+def lamb_ratios(chunks: Any, verdict: Any, sums: Any, ratios: Any) -> None:
     # The chunks of a parameter lie side by side; this adds them up in the same order every time.
     of_each = torch.bincount(chunks[:, 3], minlength=len(ratios))
     sizes = torch.segment_reduce(sums, "sum", lengths=of_each, axis=0).sqrt_()
@@ -153,36 +161,72 @@ def lamb_ratios(chunks: Any, sums: Any, ratios: Any) -> None:
     ratios.copy_(torch.where(whole, sizes[:, 0] / sizes[:, 1], 1.0))
 
 
-def lamb_move(chunks: Any, hyper: Array, p: Any, direction: Any, ratios: Any) -> None:
-    _launch(_lamb_move, chunks, hyper, p, direction, ratios)
+def lamb_move(chunks: Any, verdict: Any, hyper: Array, p: Any, direction: Any, ratios: Any) -> None:
+    _launch(_lamb_move, chunks, verdict, hyper, p, direction, ratios)
 
 
 @triton.jit
 def _squares(chunks, g, sums, BLOCK: tl.constexpr):
-    i, inside, _ = _elements(chunks, BLOCK)
-    x = tl.load(g + i, inside, 0.0).to(tl.float64)
+    at = chunks + 4 * tl.program_id(0).to(tl.int64)
+    i = tl.load(at) + tl.arange(0, BLOCK)
+    x = tl.load(g + i, i < tl.load(at + 1), 0.0).to(tl.float64)
     tl.store(sums + tl.program_id(0), tl.sum(x * x, 0))
 
 
-def squares(chunks: Any, g: Any, sums: Any) -> None:
+def squares(chunks: Any, verdict: Any, g: Any, sums: Any) -> None:
     launch(_squares, len(chunks), chunks, g, sums, BLOCK, num_warps=WARPS)
 
 
-def scale(chunks: Any, g: Any, factor: float) -> None:
+@triton.jit
+def _judge(verdict, sums, count, loss, limit, CLIPS: tl.constexpr, BLOCK: tl.constexpr):
+    total = tl.zeros([BLOCK], tl.float64)
+    for start in range(0, count, BLOCK):
+        k = start + tl.arange(0, BLOCK)
+        total += tl.load(sums + k, k < count, 0.0)
+    norm = tl.sqrt(tl.sum(total, 0))
+    found = tl.load(loss).to(tl.float64)
+    tl.store(verdict, found)
+    tl.store(verdict + 1, norm)
+    if CLIPS:
+        most = float_of(limit, tl.float64)
+        tl.store(verdict + 2, tl.where(norm > most, most / (norm + 1e-6), 1.0))
+    is_finite = (norm - norm == 0) & (found - found == 0)
+    tl.store(verdict + GOOD, tl.where(is_finite, tl.load(verdict + GOOD), 0.0))
+
+
+def judge(chunks: Any, verdict: Any, sums: Any, loss: Any, clip_norm: float | None) -> None:
+    """Takes the sums of `squares` and the loss, and writes the verdict."""
+    limit = bits_of(clip_norm or 0.0)
+    launch(_judge, 1, verdict, sums, len(sums), loss, limit, clip_norm is not None, 1024, num_warps=WARPS)
+
+
+def clip(chunks: Any, verdict: Any, g: Any) -> None:
+    """Multiplies by the factor of the verdict."""
+    g.mul_(verdict[FACTOR])
+
+
+def replace(chunks: Any, verdict: Any, current: Any, following: Any) -> None:
+    """current[...] = following, if the step is good."""
+    torch.where(verdict[IS_GOOD] != 0, following, current, out=current)
+
+
+def scale(chunks: Any, verdict: Any, g: Any, factor: float) -> None:
     g.mul_(factor)
 
 
-def clamp(chunks: Any, g: Any, limit: float) -> None:
+def clamp(chunks: Any, verdict: Any, g: Any, limit: float) -> None:
     g.clamp_(-limit, limit)
 
 
-def add(chunks: Any, total: Any, g: Any) -> None:
+def add(chunks: Any, verdict: Any, total: Any, g: Any) -> None:
     total.add_(g)
 
 
-def _launch(kernel: Any, chunks: Any, hyper: Any, p: Any, *rest: Any) -> None:
-    numbers = torch.from_numpy(np.ascontiguousarray(hyper)).to(p.device) if isinstance(hyper, np.ndarray) else hyper
+def _launch(kernel: Any, chunks: Any, verdict: Any, hyper: Any, p: Any, *rest: Any) -> None:
+    numbers = torch.from_numpy(np.ascontiguousarray(hyper)) if isinstance(hyper, np.ndarray) else hyper
+    if p.is_cuda and not numbers.is_cuda:
+        numbers = numbers.pin_memory().to(p.device, non_blocking=True)  # or the host would wait for the step before
     tensors = [x for x in rest if isinstance(x, torch.Tensor)]
     settings = [bool(x) for x in rest if not isinstance(x, torch.Tensor)]
-    args = (chunks, numbers, p, *tensors, numbers.shape[1], *settings, BLOCK)
+    args = (chunks, verdict, numbers, p, *tensors, numbers.shape[1], *settings, BLOCK)
     launch(kernel, len(chunks), *args, num_warps=WARPS)

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx
 
-from onnxgrad.domains import MICROSOFT
 from onnxgrad.ort_training.api.module import Module
 from onnxgrad.ort_training.checkpoint_file import OptimizerGroup
+from onnxgrad.schema import MICROSOFT
 from onnxgrad.train.buffers import Buffers
 
 GROUP = "group0"  # the one group of parameters that there is

@@ -7,8 +7,8 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from onnxgrad.domains import MICROSOFT, ML
 from onnxgrad.ort_training.onnxblock import _graph_utils, model_accessor
+from onnxgrad.schema import MICROSOFT, ML
 
 __all__ = [
     "Abs",

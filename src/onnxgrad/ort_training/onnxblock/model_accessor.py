@@ -9,7 +9,7 @@ from pathlib import Path
 
 import onnx
 
-from onnxgrad.domains import MICROSOFT
+from onnxgrad.schema import MICROSOFT
 
 NEWEST_OPSET = 21  # that onnxruntime-training 1.19.2 can load
 

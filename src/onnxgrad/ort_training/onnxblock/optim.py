@@ -5,9 +5,9 @@ from typing import Any
 
 import onnx
 
-from onnxgrad.domains import MICROSOFT
 from onnxgrad.ort_training.onnxblock import blocks
 from onnxgrad.ort_training.onnxblock.onnxblock import ForwardBlock
+from onnxgrad.schema import MICROSOFT
 
 __all__ = ["SGD", "AdamW", "ClipGradNorm"]
 

@@ -10,13 +10,13 @@ from collections.abc import Collection
 
 import onnx_ir as ir
 
-from onnxgrad.domains import MICROSOFT, STRAYS, is_standard
 from onnxgrad.graph.node import subgraphs
 from onnxgrad.op import operator_of
 from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.expand_nodes import expand_nodes
 from onnxgrad.passes.expand_training.registry import IN_PLACE, WRITERS
 from onnxgrad.rules.registry import RULES
+from onnxgrad.schema import MICROSOFT, STRAYS, is_standard
 
 __all__ = ["WRITERS", "adopt_strays", "expand_before_gradient", "expand_training", "show_updates"]
 

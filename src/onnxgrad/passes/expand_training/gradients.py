@@ -4,10 +4,10 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnxgrad.domains import OWN, is_standard
 from onnxgrad.graph.builder import op
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.passes.expand_training.registry import expands, gradients
+from onnxgrad.schema import OWN, is_standard
 
 
 @expands("DivGrad")

@@ -5,9 +5,9 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnxgrad.domains import is_standard
 from onnxgrad.graph.builder import Builder, builder_at_work, op
 from onnxgrad.graph.tensor import Tensor
+from onnxgrad.schema import is_standard
 
 INDEX = ir.TensorType(ir.DataType.INT64)
 

@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from onnxgrad.cpu.core.convert import widen
+from onnxgrad.cpu.core.convert import input_of
 from onnxgrad.cpu.core.halves import flat
 from onnxgrad.cpu.core.matmul.microkernel import ROWS, gemm_address
-from onnxgrad.cpu.core.memory import workspace
 from onnxgrad.cpu.core.recurrent.activations import CODES
 from onnxgrad.cpu.core.threads import get_num_threads
 from onnxgrad.ops.families.recurrent import Settings
@@ -70,21 +69,9 @@ def lengths_of(X: Array, SL: Array | None) -> Array:
     return np.full(X.shape[1], X.shape[0], np.int32) if SL is None else flat(SL)
 
 
-def input_of(array: Array | None, dtype: np.dtype[Any]) -> Array:
-    """Flat, in the type of the computation; empty if absent."""
-    return np.empty(0, accumulator(dtype)) if array is None else widen(array)
-
-
 def inputs_of(dtype: np.dtype[Any], *arrays: Array | None) -> tuple[Array, ...]:
-    """Each of them so."""
+    """Each of them flat, in the type of the computation; empty if absent."""
     return tuple(input_of(array, dtype) for array in arrays)
-
-
-def working_copy(array: Array | None, dtype: np.dtype[Any]) -> Array:
-    """The array itself, flat, or float32 memory of its size if it holds half numbers; empty if absent."""
-    if array is None:
-        return np.empty(0, accumulator(dtype))
-    return workspace((array.size,), np.float32) if array.itemsize == 2 else array.reshape(-1)
 
 
 def execution_of(X: Array) -> tuple[int, int, int]:

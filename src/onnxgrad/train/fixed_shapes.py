@@ -1,0 +1,52 @@
+"""fix_shapes(): a graph for batches of certain shapes, whose dimensions are numbers as far as that is known."""
+
+import ast
+import operator
+from collections.abc import Mapping, Sequence
+
+import onnx
+
+OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv}
+
+
+def fix_shapes(graph: onnx.GraphProto, shapes: Mapping[str, Sequence[int]]) -> None:
+    """Puts numbers in place of the names of dimensions, given the shapes of inputs.
+
+    onnxruntime would find them by itself, but not behind operators of ours, of which it knows what the graph says.
+    """
+    sizes: dict[str, int] = {}
+    for value in graph.input:
+        if value.name not in shapes:
+            continue
+        dims = value.type.tensor_type.shape.dim
+        # The names that passes/prepare.py gives to dimensions of inputs that have none, and the graph's values keep.
+        names = [dim.dim_param or f"{value.name}_dim_{k}" for k, dim in enumerate(dims)]
+        sizes |= dict(zip(names, shapes[value.name], strict=False))
+        value.type.tensor_type.ClearField("shape")
+        for size in shapes[value.name]:
+            value.type.tensor_type.shape.dim.add().dim_value = size
+    for value in (*graph.value_info, *graph.output):
+        for dim in value.type.tensor_type.shape.dim:
+            found = _evaluated(dim.dim_param, sizes) if dim.dim_param else None
+            if found is not None:
+                dim.dim_value = found
+
+
+def _evaluated(text: str, sizes: Mapping[str, int]) -> int | None:
+    """The size of a dimension that is named by an expression, `8*batch`, of others."""
+    if text in sizes:
+        return sizes[text]
+
+    def value(node: ast.AST) -> int:
+        if isinstance(node, ast.BinOp) and type(node.op) in OPERATIONS:
+            return int(OPERATIONS[type(node.op)](value(node.left), value(node.right)))
+        if isinstance(node, ast.Constant) and isinstance(node.value, int):
+            return node.value
+        if isinstance(node, ast.Name) and node.id in sizes:
+            return sizes[node.id]
+        raise ValueError
+
+    try:
+        return value(ast.parse(text, mode="eval").body)
+    except (SyntaxError, ValueError, ZeroDivisionError):
+        return None
