@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 from onnxgrad.functions.dropout import batch_seed
 from onnxgrad.graph.builder import Builder, op
-from onnxgrad.graph.files import expect_place, replaced_together, save
+from onnxgrad.graph.files import expect_place, replaced_together, save, weight_files
 from onnxgrad.graph.replace import take_place
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.graph.weights_at import weights_at
@@ -74,11 +74,10 @@ def export_step(
     step, evaluation = trainer.plain_graphs()
     state = _State(trainer, step)
     state.write()
-    graphs = {"step": _standard(step.model), "evaluation": _standard(evaluation.model)}
     with replaced_together(path) as folder:
         files = {
-            "step": save(graphs["step"], folder / names.step.name, source),
-            "evaluation": save(graphs["evaluation"], folder / names.evaluation.name, source),
+            "step": _saved(_standard(step.model), folder / names.step.name),
+            "evaluation": _saved(_standard(evaluation.model), folder / names.evaluation.name),
             "model": trainer.export(folder / names.model.name),
         }
         apart = {which: [file.name for file in written[1:]] for which, written in files.items() if written[1:]}
@@ -130,6 +129,11 @@ def _standard(model: ir.Model) -> ir.Model:
     for domain in [d for d in draft.graph.opset_imports if d and d not in used]:
         del draft.graph.opset_imports[domain]
     return draft.model  # type: ignore[no-any-return]
+
+
+def _saved(model: ir.Model, path: Path) -> list[Path]:
+    """Weights that came in files of their own go into one beside the model."""
+    return save(model, path, None if weight_files(model) else path)
 
 
 def _inline(draft: Draft) -> None:
