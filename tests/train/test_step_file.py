@@ -18,7 +18,7 @@ from torch import nn
 import onnxgrad
 from onnxgrad import Trainer, losses, optim, schedules
 
-LOSS = losses.CrossEntropy("logits")
+LOSS, OPTIMIZER = losses.CrossEntropy("logits"), optim.AdamW(lr=0.01)
 OPTIMIZERS = {
     "sgd": optim.SGD(lr=0.1),
     "momentum": optim.SGD(lr=0.1, momentum=0.9, dampening=0.1, weight_decay=0.01),
@@ -40,7 +40,7 @@ SCHEDULES = {
 }
 
 
-def compare(model, tmp_path, batches, steps=50, loss=LOSS, optimizer=optim.AdamW(lr=0.01), exact=1e-5, **settings):
+def compare(model, tmp_path, batches, steps=50, loss=LOSS, optimizer=OPTIMIZER, exact=1e-5, **settings):
     """Losses of both, and what both say of another batch; gives the trainer and the loop."""
     trainer = Trainer(model, loss, optimizer, **settings)
     files = onnxgrad.export_step(model, tmp_path / "step.onnx", loss, optimizer, **settings)
@@ -104,8 +104,8 @@ class Digits(nn.Sequential):
     def __init__(self):
         super().__init__(
             nn.Conv2d(1, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False), nn.Conv2d(8, 16, 1, bias=False), nn.BatchNorm2d(16), nn.Hardswish(),
-            nn.AvgPool2d(2), nn.Flatten(), nn.Dropout(0.2), nn.Linear(64, 10),
+            nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False), nn.Conv2d(8, 16, 1, bias=False), nn.BatchNorm2d(16),
+            nn.Hardswish(), nn.AvgPool2d(2), nn.Flatten(), nn.Dropout(0.2), nn.Linear(64, 10),
         )  # fmt: skip
 
 
@@ -237,7 +237,7 @@ def test_more_is_refused(tmp_path):
     trainer.precision = "bf16"
     with pytest.raises(ValueError, match="a step as a file has no precision"):
         onnxgrad.export_step(trainer, path)
-    with pytest.raises(FileNotFoundError, match="the folder '.*none' to write 'step.onnx' into does not exist"):
+    with pytest.raises(FileNotFoundError, match=r"the folder '.*none' to write 'step\.onnx' into does not exist"):
         onnxgrad.export_step(mlp(), tmp_path / "none" / "step.onnx", LOSS, optim.SGD())
     onnx.save(mlp(), tmp_path / "step.model.onnx")
     with pytest.raises(ValueError, match="is the model itself, expected the name of another file"):
@@ -248,5 +248,5 @@ def test_more_is_refused(tmp_path):
 def test_an_optimizer_without_a_form_for_graphs(tmp_path, monkeypatch):
     trainer = Trainer(mlp(), LOSS, optim.SGD())
     monkeypatch.setattr(trainer, "optimizer", Own())
-    with pytest.raises(ValueError, match="Own has no form for graphs, expected an optimizer of onnxgrad.optim"):
+    with pytest.raises(ValueError, match=r"Own has no form for graphs, expected an optimizer of onnxgrad\.optim"):
         onnxgrad.export_step(trainer, tmp_path / "step.onnx")

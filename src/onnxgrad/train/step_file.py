@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
-from safetensors.numpy import save_file
+from safetensors.numpy import save as serialize
 
 from onnxgrad.functions.dropout import batch_seed
 from onnxgrad.graph.builder import Builder, op
@@ -81,7 +81,7 @@ def export_step(
             "model": trainer.export(folder / names.model.name),
         }
         apart = {which: [file.name for file in written[1:]] for which, written in files.items() if written[1:]}
-        save_file(state.initial, folder / names.initial.name, {"kind": KIND})
+        (folder / names.initial.name).write_bytes(serialize(state.initial, {"kind": KIND}))
         description = _description(names, trainer, step, evaluation, state, weights_at(folder / names.model.name))
         description |= {"external_data": apart} if apart else {}
         (folder / names.description.name).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
