@@ -3,6 +3,7 @@
 import functools
 import http.server
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -13,8 +14,10 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+from onnx import numpy_helper
 from tests.torch_export import export
 from tests.train.test_step_file import Digits, Reader, images, texts
+from tests.train.two_layers import mlp
 
 import onnxgrad
 from onnxgrad import Trainer, losses, optim, schedules
@@ -55,6 +58,23 @@ def test_in_node(runtime, module, batches, tmp_path):
         for name in ("trained.onnx", "trained-step.model.onnx")
     )
     assert np.allclose(mine, theirs, rtol=1e-3, atol=1e-3)
+
+
+def test_the_code_shown_for_node(tmp_path):
+    shown = re.search(r"```js\n(.*?)```", (ROOT / "docs" / "anywhere.md").read_text(), re.S)[1]
+    (tmp_path / "node_modules").symlink_to(NPM / "node_modules")
+    (tmp_path / "page.mjs").write_text(shown)
+    shutil.copy(ROOT / "examples" / "web" / "training-step.mjs", tmp_path)
+    model = mlp()
+    model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 4
+    for tensor in model.graph.initializer:
+        if tensor.name == "fc0.weight":
+            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor)[:, :4].copy(), tensor.name))
+    onnxgrad.export_step(model, tmp_path / "step.onnx", losses.CrossEntropy("logits"), optim.AdamW(lr=0.05))
+    ran = subprocess.run(["node", "page.mjs"], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert ran.returncode == 0, ran.stderr
+    first, last = (float(loss) for loss in re.findall(r"step \d+: loss ([\d.]+)", ran.stdout))
+    assert last < first / 4
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
