@@ -210,7 +210,7 @@ def test_the_description(tmp_path):
     assert {o.name for o in session.get_outputs()} == {e["output"] for e in described["state"]} | {"loss"}
 
 
-class Own(optim.Optimizer):
+class Own(optim.AdamW):
     pass
 
 

@@ -30,7 +30,7 @@ from onnxgrad.train.losses import Total
 from onnxgrad.train.optim import Optimizer
 from onnxgrad.train.schedules import Constant, Schedule
 from onnxgrad.train.trainer import Trainer
-from onnxgrad.train.update_graph import can_be_written, clipped, updated
+from onnxgrad.train.update_graph import Now, can_be_written, clipped, updated
 
 KIND = "onnxgrad step 1"
 UPDATES, LEARNING_RATE = "updates", "learning_rate"
@@ -218,7 +218,7 @@ class _State:
             hyper = [
                 op.CastLike(x, p) if isinstance(x, Tensor) else x for x in optimizer.hyper(numbers, scaled, done + 1)
             ]
-            after, slots_after = updated(optimizer, p, g, slots, hyper, numbers, count.equals(0))
+            after, slots_after = updated(optimizer, Now(p, g, slots, hyper, numbers, count.equals(0)))
             self._keep("parameter", name, self._new_output(after, p), trainer.parameters[name])
             for slot, given in slots.items():
                 then = self._new_output(slots_after[slot], given)
