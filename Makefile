@@ -2,7 +2,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: demo web test test-all interpreter oldest avx2 test-cuda lint bench docs golden cases clean
+.PHONY: demo web dist test test-all interpreter oldest avx2 test-cuda lint bench docs golden cases clean
 
 demo: .venv/demo
 	$(PY) examples/demo.py
@@ -99,6 +99,18 @@ cases: .venv/ready
 web: .venv/ready build/npm/ready
 	$(PY) examples/web/make.py
 
+# Packages for an index, in dist/: a wheel that any Python 3 installs without a compiler, and the sources; checked.
+dist: .release/ready
+	rm -rf dist build/lib* build/bdist*
+	.release/bin/python -m build --outdir dist
+	.release/bin/python -m wheel tags --remove --platform-tag manylinux_2_28_x86_64 dist/*.whl
+	.release/bin/python release/check.py dist
+
+.release/ready: release/requirements.txt
+	$(PYTHON) -m venv .release
+	.release/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	touch $@
+
 # What the demo needs, in the versions of the tests: without PyTorch and the tools it is there in half the time.
 .venv/demo: pyproject.toml tests/requirements.txt
 	$(PYTHON) -m venv .venv
@@ -128,5 +140,5 @@ build/npm/ready: tests/npm/package.json
 	touch $@
 
 clean:
-	rm -rf .venv .venv-peer .oldest build src/*.egg-info
+	rm -rf .venv .venv-peer .oldest .release build dist src/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
