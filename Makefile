@@ -2,7 +2,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: demo web dist test test-all interpreter oldest avx2 test-cuda lint bench docs golden cases clean
+.PHONY: demo web dist site test test-all interpreter oldest avx2 test-cuda lint bench docs golden cases clean
 
 demo: .venv/demo
 	$(PY) examples/demo.py
@@ -99,6 +99,16 @@ cases: .venv/ready
 web: .venv/ready build/npm/ready
 	$(PY) examples/web/make.py
 
+# The pages as a site with a search, in build/site; a link that leads nowhere is an error.
+site: .site/ready
+	.site/bin/python docs/site/stage.py build/pages
+	.site/bin/python -m sphinx -W --keep-going -q -c docs/site build/pages build/site
+
+.site/ready: docs/site/requirements.txt
+	$(PYTHON) -m venv .site
+	.site/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	touch $@
+
 # Packages for an index, in dist/: a wheel that any Python 3 installs without a compiler, and the sources; checked.
 dist: .release/ready
 	rm -rf dist build/lib* build/bdist*
@@ -140,5 +150,5 @@ build/npm/ready: tests/npm/package.json
 	touch $@
 
 clean:
-	rm -rf .venv .venv-peer .oldest .release build dist src/*.egg-info
+	rm -rf .venv .venv-peer .oldest .release .site build dist src/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
