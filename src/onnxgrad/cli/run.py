@@ -90,7 +90,7 @@ def run(options: Options, context: click.Context) -> None:
         facts = facts_at_start(trainer, options.model, options.device, prepared.batches, prepared.validation)
         run_log.write({"event": "start", "step": trainer.steps, "options": _as_json(options), **facts})
         stack.callback(_draw, files, run_log)  # whatever becomes of the run
-        norms = NormRecorder(trainer, prepared.updates) if reports else None
+        norms = NormRecorder(trainer, facts["parameters"], prepared.updates) if reports else None
         _fit(options, files, prepared, run_log, board, norms, again)
         if options.keep_best and trainer.ranks.on_first(files.best.is_file):
             trainer.restore(files.best)

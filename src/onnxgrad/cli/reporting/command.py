@@ -28,7 +28,7 @@ def report(log: Path, output: Path | None) -> None:
 
     output = output if output is not None else log.with_suffix(".html")
     if not log.is_file():
-        raise FileNotFoundError(f"report: {str(log)!r} does not exist, expected the log of a run, as --metrics names it")
+        raise FileNotFoundError(f"report: {str(log)!r} does not exist, expected the log of a run")
     expect_report(output)
     expect_place(output)
     events = read_log(log)

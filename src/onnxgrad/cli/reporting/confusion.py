@@ -1,13 +1,13 @@
 """The confusion matrix of a classifier: which classes are taken for which, counted batch by batch."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from onnxgrad.cli.reporting.describe import class_scores
-from onnxgrad.cli.reporting.names import label
+from onnxgrad.cli.reporting.names import Names
 from onnxgrad.tensor_types import Array
 from onnxgrad.train.losses import BCE, BCEWithLogits, Loss
 
@@ -20,7 +20,7 @@ class Confusion:
 
     def __init__(self, part: Loss, of_sigmoid: bool) -> None:
         self.part, self._is_probability = part, of_sigmoid or isinstance(part, BCE)
-        self.classes = 0
+        self.classes, self._in_sequence = 0, False
         self.pairs: Counter[tuple[int, int]] = Counter()
 
     def add(self, prediction: Array, target: Array) -> None:
@@ -28,6 +28,7 @@ class Confusion:
         found = class_scores(self.part, prediction, target)
         if found is not None:
             scores, truth = found
+            self._in_sequence = truth.ndim > 1
             self._count(scores.shape[-1], truth, scores.argmax(-1))
         elif isinstance(self.part, (BCE, BCEWithLogits)) and prediction.size == len(prediction):
             self._count(2, target > 0.5, prediction > (0.5 if self._is_probability else 0.0))
@@ -46,7 +47,7 @@ class Confusion:
         self.classes = max(classes for classes, _ in counted)
         self.pairs = sum((pairs for _, pairs in counted), Counter())
 
-    def shown(self, names: Sequence[str]) -> dict[str, Any] | None:
+    def shown(self, names: Names) -> dict[str, Any] | None:
         """What the page has of it: a matrix, or of many classes those pairs that are confused most."""
         total = sum(self.pairs.values())
         if not total:
@@ -55,7 +56,10 @@ class Confusion:
         facts = {"of": self.part.prediction, "right": right, "total": total}
         if self.classes <= MOST_CLASSES:
             matrix = [[self.pairs[a, b] for b in range(self.classes)] for a in range(self.classes)]
-            return {**facts, "names": [label(k, names) for k in range(self.classes)], "matrix": matrix}
+            return {**facts, "names": [names.of(k, self._in_sequence) for k in range(self.classes)], "matrix": matrix}
         wrong = Counter({pair: count for pair, count in self.pairs.items() if pair[0] != pair[1]})
-        pairs = [[label(a, names), label(b, names), count] for (a, b), count in wrong.most_common(MOST_PAIRS)]
+        pairs = [
+            [names.of(a, self._in_sequence), names.of(b, self._in_sequence), count]
+            for (a, b), count in wrong.most_common(MOST_PAIRS)
+        ]
         return {**facts, "classes": self.classes, "pairs": pairs}

@@ -1,13 +1,14 @@
 """What a page shows of one example: its inputs, the truth, and what the model predicts in its place."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from onnxgrad.cli.reporting.example_loss import is_distribution
-from onnxgrad.cli.reporting.names import Tokens, label
-from onnxgrad.cli.reporting.picture import picture
+from onnxgrad.cli.reporting.names import Names
+from onnxgrad.cli.reporting.picture import picture, pictures
 from onnxgrad.tensor_types import Array
 from onnxgrad.train.losses import BCE, NLL, BCEWithLogits, Loss
 from onnxgrad.train.progress import figure
@@ -18,19 +19,14 @@ BARS = 3  # of the classes with the highest probability
 Shown = dict[str, Any]
 
 
-class Names(NamedTuple):
-    """What numbers stand for."""
-
-    classes: Sequence[str]
-    tokens: Tokens
-
-
 def described_input(name: str, array: Array, names: Names) -> Shown:
     """An input of one example: a picture, a text, or its first numbers."""
     shown: Shown = {"name": name, "shape": list(array.shape)}
     if (drawn := picture(array)) is not None:
         return {**shown, "picture": drawn}
-    is_tokens = array.dtype.kind in "iu" and array.ndim == 1 and not name.endswith(("_mask", "type_ids", "position_ids"))
+    is_tokens = (
+        array.dtype.kind in "iu" and array.ndim == 1 and not name.endswith(("_mask", "type_ids", "position_ids"))
+    )
     if is_tokens and (text := names.tokens.text(array.tolist())):
         return {**shown, "text": text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]} …"}
     return {**shown, "numbers": numbers(array)}
@@ -49,7 +45,7 @@ def described_outcome(part: Loss, prediction: Array, target: Array, names: Names
     if classes is not None:
         scores, truth = classes[0][0], classes[1][0]
         if truth.ndim == 0:
-            return {"of": part.prediction, **_of_class(part, scores, int(truth), names.classes, names)}
+            return {"of": part.prediction, **_of_class(part, scores, int(truth), names.of)}
         return {"of": part.prediction, **_of_positions(part, scores, truth, names)}
     if isinstance(part, (BCE, BCEWithLogits)):
         return {"of": part.prediction, **_of_labels(prediction, target, names, isinstance(part, BCE) or of_sigmoid)}
@@ -79,19 +75,12 @@ def probabilities(part: Loss, scores: Array) -> Array:
     return found
 
 
-def _of_class(part: Loss, scores: Array, truth: int, classes: Sequence[str], names: Names) -> Shown:
+def _of_class(part: Loss, scores: Array, truth: int, word: Callable[[int], str]) -> Shown:
     chances = probabilities(part, scores)
     best = np.argsort(-chances, kind="stable")[:BARS].tolist()
     shown = best if truth in best else [*best[: BARS - 1], truth]
-    in_words = {k: _word(k, classes, names) for k in {*shown, best[0]}}
-    return {
-        "truth": in_words[truth], "predicted": in_words[best[0]],
-        "bars": [[in_words[k], _share(chances[k]), k == truth] for k in shown],
-    }  # fmt: skip
-
-
-def _word(number: int, classes: Sequence[str], names: Names) -> str:
-    return label(number, classes) if classes else str(number)
+    bars = [[word(k), _share(chances[k]), k == truth] for k in shown]
+    return {"truth": word(truth), "predicted": word(best[0]), "bars": bars}
 
 
 def _share(chance: float) -> float | None:
@@ -102,15 +91,18 @@ def _of_positions(part: Loss, scores: Array, truth: Array, names: Names) -> Show
     """Classes of tokens or pixels: how many are wrong, and the one whose truth is least probable."""
     flat, right = scores.reshape(-1, scores.shape[-1]), truth.reshape(-1)
     counted = np.flatnonzero(right != getattr(part, "ignore_index", None)) if right.size else right
+    if not counted.size:
+        return {"note": "no target counts"}
     chances = probabilities(part, flat[counted])
     predicted = flat[counted].argmax(-1)
     wrong = predicted != right[counted]
     worst = int(np.argmin(chances[np.arange(len(counted)), right[counted]]))
     at = [int(k) for k in np.unravel_index(counted[worst], truth.shape)]
-    shown = _of_class(part, flat[counted[worst]], int(right[counted[worst]]), names.classes, names)
+    shown = _of_class(
+        part, flat[counted[worst]], int(right[counted[worst]]), functools.partial(names.of, in_sequence=True)
+    )
     shown["note"] = f"{int(wrong.sum())} of {len(counted)} wrong; worst at {at[0] if len(at) == 1 else at}"
-    pictures = {"truth": picture(truth), "predicted": picture(scores.argmax(-1))}
-    return {**shown, "pictures": {what: found for what, found in pictures.items() if found}}
+    return {**shown, "pictures": pictures({"truth": truth, "predicted": scores.argmax(-1)})}
 
 
 def _of_labels(prediction: Array, target: Array, names: Names, is_probability: bool) -> Shown:
@@ -126,7 +118,7 @@ def _of_labels(prediction: Array, target: Array, names: Names, is_probability: b
     wrong = int(((chances > 0.5) != (right > 0.5)).sum())
     return {
         "note": f"{wrong} of {given.size} wrong",
-        "bars": [[label(k, names.classes), _share(chances[k]), bool(right[k] > 0.5)] for k in worst],
+        "bars": [[names.of(k), _share(chances[k]), bool(right[k] > 0.5)] for k in worst],
     }
 
 
@@ -136,9 +128,8 @@ def figure_of(number: Any) -> str:
 
 
 def _of_numbers(prediction: Array, target: Array) -> Shown:
-    pictures = {"truth": picture(target), "predicted": picture(prediction)}
-    if all(pictures.values()):
-        return {"pictures": pictures}
+    if drawn := pictures({"truth": target, "predicted": prediction}):
+        return {"pictures": drawn}
     return {"truth": numbers(np.asarray(target)), "predicted": numbers(np.asarray(prediction))}
 
 

@@ -7,7 +7,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
+
 from onnxgrad.cpu.core.threads import get_num_threads
+from onnxgrad.graph.files import load, weight_files
 from onnxgrad.train.batches import Batches
 from onnxgrad.train.trainer import Trainer
 
@@ -18,13 +21,26 @@ PROCESSOR = Path("/proc/cpuinfo")
 
 def facts_at_start(trainer: Trainer, model: Path, device: str, training: Batches, held_out: Batches | None) -> Any:
     """What the event "start" has besides the options."""
+    loaded = load(model, "report")
     return {
-        "parameters": {name: [int(d) for d in array.shape] for name, array in trainer.parameters.items()},
+        "parameters": {
+            name: [int(d) for d in trainer.parameters[name].shape]
+            for name in in_order_of_use(loaded.graph, list(trainer.parameters))
+        },
         "examples": {"training": training.examples, "validation": held_out.examples if held_out is not None else None},
-        "model_bytes": bytes_of_model(model),
+        "model_bytes": bytes_of([model, *weight_files(loaded)]),
         "versions": versions(device),
         "machine": machine(device),
     }
+
+
+def in_order_of_use(graph: ir.Graph, names: Sequence[str]) -> Sequence[str]:
+    """Names of weights as the graph comes to them; as they are if some of them are not in the file itself."""
+    used: dict[str, int] = {}
+    for number, node in enumerate(graph.all_nodes()):
+        for value in node.inputs:
+            used.setdefault("" if value is None else str(value.name), number)
+    return sorted(names, key=used.__getitem__) if used.keys() >= set(names) else names
 
 
 def versions(device: str) -> dict[str, str]:
@@ -59,13 +75,6 @@ def _processor() -> str:
     lines = PROCESSOR.read_text().splitlines() if PROCESSOR.is_file() else []
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(named, platform.processor() or platform.machine())
-
-
-def bytes_of_model(model: Path) -> int:
-    """Of the model's file and those that hold weights of it."""
-    from onnxgrad.graph.files import load, weight_files
-
-    return bytes_of([model, *weight_files(load(model, "report"))])
 
 
 def bytes_of(files: Sequence[Path]) -> int:

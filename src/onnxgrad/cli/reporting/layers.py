@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from onnxgrad.cli.run_log import Event, RunLog
 from onnxgrad.train.trainer import Trainer
@@ -12,18 +12,19 @@ LAST_WORD = re.compile(r"(.+)_[A-Za-z]+")  # conv1_weight is of conv1; val_12 is
 
 
 class NormRecorder:
-    """Gives an event with the norm of every parameter's gradient, after every so many updates."""
+    """Gives an event with the norms of the gradients of some parameters, after every so many updates."""
 
-    def __init__(self, trainer: Trainer, updates: int) -> None:
-        self._trainer, self._every = trainer, -(-updates // MOST_RECORDED)
+    def __init__(self, trainer: Trainer, parameters: Iterable[str], updates: int) -> None:
+        self._trainer, self._parameters, self._every = trainer, list(parameters), -(-updates // MOST_RECORDED)
 
     def after(self, event: Event) -> Event | None:
         """The event that follows another one, if any; with several processes, all of them ask."""
         if event["event"] != "step" or event["step"] % self._every:
             return None
-        norms = self._trainer.gradient_norms().values()
+        norms = self._trainer.gradient_norms()
+        rounded = [float(f"{norms[name]:.4g}") for name in self._parameters]
         # On a GPU the next step has begun by now, and the norms are those of its gradients.
-        return {"event": "gradients", "step": self._trainer.steps, "norms": [float(f"{n:.4g}") for n in norms]}
+        return {"event": "gradients", "step": self._trainer.steps, "norms": rounded}
 
 
 def layer_of(parameter: str) -> str:
@@ -51,9 +52,7 @@ def recorded_norms(log: RunLog, parameters: Sequence[str]) -> tuple[list[int], l
     return steps, [[columns[step][k] for step in steps] for k in range(len(parameters))]
 
 
-def norms_by_layer(
-    parameters: Sequence[str], rows: Sequence[Sequence[float | None]]
-) -> dict[str, list[float | None]]:
+def norms_by_layer(parameters: Sequence[str], rows: Sequence[Sequence[float | None]]) -> dict[str, list[float | None]]:
     """The norms of all gradients of a layer together."""
     members: dict[str, list[Sequence[float | None]]] = {}
     for name, row in zip(parameters, rows, strict=True):

@@ -4,7 +4,7 @@ import ast
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 # Where exporters put the classes: Ultralytics, Hugging Face, others.
 KEYS = ("names", "id2label", "classes", "class_names", "labels")
@@ -34,11 +34,6 @@ def _listed(text: str) -> list[str]:
     return [name.strip() for name in text.split(",")] if "," in text else []
 
 
-def label(number: int, names: Sequence[str]) -> str:
-    """A class by its name, or else its number."""
-    return names[number] if 0 <= number < len(names) else str(number)
-
-
 class Tokens:
     """The text of tokens, by the tokenizer that lies beside a model, if there is one."""
 
@@ -60,3 +55,17 @@ class Tokens:
         """One token."""
         found = None if self._tokenizer is None else self._tokenizer.id_to_token(number)
         return None if found is None else str(found)
+
+
+class Names(NamedTuple):
+    """What the numbers of classes stand for."""
+
+    classes: Sequence[str]
+    tokens: Tokens
+
+    def of(self, number: int, in_sequence: bool = False) -> str:
+        """A class by its name; without names a token, where there is a sequence of them, or the number."""
+        if 0 <= number < len(self.classes):
+            return self.classes[number]
+        token = self.tokens.token(number) if in_sequence and not self.classes else None
+        return str(number) if token is None else token

@@ -3,6 +3,7 @@
 import base64
 import struct
 import zlib
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -10,11 +11,15 @@ from onnxgrad.tensor_types import Array
 
 LARGEST = 96  # pixels of a side: what is larger is averaged
 SMALLEST = 8  # of both sides: other matrices are numbers
+Bounds = tuple[float, float]  # of numbers that become black and white
 GREY, RGB = 0, 2  # colour types of PNG
 
 
-def pixels(array: Array) -> Array | None:
-    """The pixels [H, W] or [H, W, 3], 0 to 255, of an array C×H×W, H×W×C or H×W; None if it is no image."""
+def pixels(array: Array, bounds: Bounds | None = None) -> Array | None:
+    """The pixels [H, W] or [H, W, 3], 0 to 255, of an array C×H×W, H×W×C or H×W; None if it is no image.
+
+    Bytes stay, numbers from 0 to 1 become 0 to 255, and others are stretched to that, or from `bounds`.
+    """
     if array.dtype.kind not in "fiub" and array.dtype.name != "bfloat16":
         return None
     if array.ndim == 3 and array.shape[0] in (1, 3, 4) and array.shape[-1] not in (3, 4):
@@ -25,7 +30,8 @@ def pixels(array: Array) -> Array | None:
         return None
     if min(array.shape[:2]) < SMALLEST:
         return None
-    return _as_bytes(_reduced(array.astype(np.float32)), array.dtype == np.uint8)
+    kind, found = array.dtype, np.nan_to_num(_reduced(array.astype(np.float32)))
+    return _as_bytes(found, bounds or ((0.0, 255.0) if kind == np.uint8 else _bounds(found)))
 
 
 def _reduced(array: Array) -> Array:
@@ -41,13 +47,15 @@ def _reduced(array: Array) -> Array:
     return blocks.mean((1, 3))
 
 
-def _as_bytes(array: Array, are_bytes: bool) -> Array:
-    """Bytes stay, numbers from 0 to 1 become 0 to 255, and others are stretched to that."""
-    array = np.nan_to_num(array)
-    low, high = (0.0, 255.0) if are_bytes else (0.0, 1.0)
-    if array.min() < low or array.max() > high:
-        low, high = float(array.min()), float(array.max())
-    return np.round((array - low) * (255 / (high - low or 1.0))).astype(np.uint8)
+def _bounds(array: Array) -> Bounds:
+    low, high = float(array.min()), float(array.max())
+    return (0.0, 1.0) if 0 <= low and high <= 1 else (low, high)
+
+
+def _as_bytes(array: Array, bounds: Bounds) -> Array:
+    low, high = bounds
+    scaled = (array.astype(np.float64) - low) * (255 / (high - low or 1.0))
+    return np.round(scaled).clip(0, 255).astype(np.uint8)
 
 
 def png(image: Array) -> bytes:
@@ -63,7 +71,14 @@ def _chunk(kind: bytes, content: bytes) -> bytes:
     return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
 
 
-def picture(array: Array) -> str | None:
+def pictures(arrays: Mapping[str, Array]) -> dict[str, str]:
+    """Those of some arrays that are images, all with the same scale."""
+    whole = np.concatenate([np.asarray(a, np.float32).reshape(-1) for a in arrays.values()])
+    bounds = _bounds(np.nan_to_num(whole))
+    return {name: found for name, array in arrays.items() if (found := picture(array, bounds)) is not None}
+
+
+def picture(array: Array, bounds: Bounds | None = None) -> str | None:
     """An image as the address of a picture in a page; None if the array is no image."""
-    found = pixels(array)
+    found = pixels(array, bounds)
     return None if found is None else f"data:image/png;base64,{base64.b64encode(png(found)).decode()}"

@@ -10,9 +10,9 @@ import numpy as np
 
 from onnxgrad.cli.data import hold_out
 from onnxgrad.cli.reporting.confusion import Confusion
-from onnxgrad.cli.reporting.describe import Names, described_outcome, inputs_of
+from onnxgrad.cli.reporting.describe import described_outcome, inputs_of
 from onnxgrad.cli.reporting.example_loss import ExampleLoss
-from onnxgrad.cli.reporting.names import Tokens, class_names
+from onnxgrad.cli.reporting.names import Names, Tokens, class_names
 from onnxgrad.cli.run_log import Event
 from onnxgrad.graph.files import load
 from onnxgrad.passes.find_logits import activation_of
@@ -103,7 +103,7 @@ def examples_event(
             {"index": -number if rows is None else int(rows[-number]), "loss": loss, **shown}
             for loss, number, shown in kept
         ],
-        "confusion": [found for c in worst.confusions if (found := c.shown(worst.names.classes)) is not None],
+        "confusion": [found for c in worst.confusions if (found := c.shown(worst.names)) is not None],
     }  # fmt: skip
 
 
