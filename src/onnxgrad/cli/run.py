@@ -4,7 +4,7 @@ import contextlib
 import math
 import shlex
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -105,8 +105,10 @@ def run(options: Options, context: click.Context) -> None:
 
 def _draw(files: Files, run_log: RunLog) -> None:
     """Writes the plot and the report."""
-    drawn = {"plot": (files.plot, lambda path: write_plot(path, curves(run_log))),
-             "report": (files.report, lambda path: write_report(path, run_log))}  # fmt: skip
+    drawn: dict[str, tuple[Path | None, Callable[[Path], None]]] = {
+        "plot": (files.plot, lambda path: write_plot(path, curves(run_log))),
+        "report": (files.report, lambda path: write_report(path, run_log)),
+    }
     for what, (path, write) in drawn.items():
         if path is not None:
             try:

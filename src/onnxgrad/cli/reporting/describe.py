@@ -16,6 +16,7 @@ from onnxgrad.train.progress import figure
 MOST_NUMBERS = 12  # of an array that are shown
 MOST_TEXT = 600  # characters
 BARS = 3  # of the classes with the highest probability
+NOT_TOKENS = ("_mask", "type_ids", "position_ids")  # ends of names that exporters of language models give other inputs
 Shown = dict[str, Any]
 
 
@@ -24,10 +25,8 @@ def described_input(name: str, array: Array, names: Names) -> Shown:
     shown: Shown = {"name": name, "shape": list(array.shape)}
     if (drawn := picture(array)) is not None:
         return {**shown, "picture": drawn}
-    is_tokens = (
-        array.dtype.kind in "iu" and array.ndim == 1 and not name.endswith(("_mask", "type_ids", "position_ids"))
-    )
-    if is_tokens and (text := names.tokens.text(array.tolist())):
+    is_vector = array.dtype.kind in "iu" and array.ndim == 1
+    if is_vector and not name.endswith(NOT_TOKENS) and (text := names.tokens.text(array.tolist())):
         return {**shown, "text": text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]} …"}
     return {**shown, "numbers": numbers(array)}
 
@@ -98,9 +97,8 @@ def _of_positions(part: Loss, scores: Array, truth: Array, names: Names) -> Show
     wrong = predicted != right[counted]
     worst = int(np.argmin(chances[np.arange(len(counted)), right[counted]]))
     at = [int(k) for k in np.unravel_index(counted[worst], truth.shape)]
-    shown = _of_class(
-        part, flat[counted[worst]], int(right[counted[worst]]), functools.partial(names.of, in_sequence=True)
-    )
+    word = functools.partial(names.of, in_sequence=True)
+    shown = _of_class(part, flat[counted[worst]], int(right[counted[worst]]), word)
     shown["note"] = f"{int(wrong.sum())} of {len(counted)} wrong; worst at {at[0] if len(at) == 1 else at}"
     return {**shown, "pictures": pictures({"truth": truth, "predicted": scores.argmax(-1)})}
 

@@ -43,13 +43,13 @@ def _reduced(array: Array) -> Array:
     cut = array[: height * factor, : width * factor]
     if min(array.shape[:2]) < factor:
         return array[::factor, ::factor]
-    blocks = cut.reshape(height, factor, width, factor, *array.shape[2:])
-    return blocks.mean((1, 3))
+    found: Array = cut.reshape(height, factor, width, factor, *array.shape[2:]).mean((1, 3))
+    return found
 
 
 def _bounds(array: Array) -> Bounds:
     low, high = float(array.min()), float(array.max())
-    return (0.0, 1.0) if 0 <= low and high <= 1 else (low, high)
+    return (0.0, 1.0) if low >= 0 and high <= 1 else (low, high)
 
 
 def _as_bytes(array: Array, bounds: Bounds) -> Array:

@@ -94,8 +94,8 @@ def examples_event(
     problem = next((found for found, _, _ in gathered if found), "")
     if problem:
         return {**facts, "problem": problem}
-    for confusion, of_all in zip(worst.confusions, zip(*(counts for _, _, counts in gathered)), strict=True):
-        confusion.take_all(of_all)
+    for k, confusion in enumerate(worst.confusions):
+        confusion.take_all(counts[k] for _, _, counts in gathered)
     kept = heapq.nlargest(KEPT, (one for _, mine, _ in gathered for one in mine), key=lambda one: one[:2])
     return {
         **facts, "examples": validation.examples, "of": "--val" if rows is None else "--data",
