@@ -268,6 +268,9 @@ def test_a_log_of_a_run_that_was_killed_and_events_that_are_not_finite():
     assert found["settings"] == [["model", "a/b.onnx"], ["lr", "0.1"]]
     assert [p["title"] for p in found["panels"]] == ["learning rate"]
     assert shown(RunLog(None, [start]))["panels"] == []
+    of_script = shown(RunLog(None, [step | {"loss": 0.5}]))
+    assert of_script["state"] == {"kind": "logged", "text": "1 updates, as they were logged"}
+    assert of_script["title"] == "a run" and of_script["panels"][0]["title"] == "loss"
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,9 @@ def contents(log: RunLog) -> dict[str, Any]:
 
 def _state(log: RunLog) -> dict[str, str]:
     """How the run ended: only what came last counts."""
-    last = next((e for e in reversed(log.events) if e["event"] in ("start", "stopped", "end")), {"event": "none"})
+    last = next((e for e in reversed(log.events) if e["event"] in ("start", "stopped", "end")), None)
+    if last is None:  # what a script has written with fit(log=…)
+        return {"kind": "logged", "text": f"{len(log.of('step')):,} updates, as they were logged"}
     if last["event"] == "end":
         return {"kind": "finished", "text": "finished"}
     if last["event"] == "stopped":
