@@ -21,9 +21,11 @@ from tests.cli.test_train import BASE, arrays, events, folder, run
 from torch.nn import functional as F  # noqa: N812, its usual name
 
 from onnxgrad.cli.data import hold_out
+from onnxgrad.cli.reporting.confusion import Confusion
+from onnxgrad.cli.reporting.describe import described_input, described_outcome
 from onnxgrad.cli.reporting.example_loss import ExampleLoss
 from onnxgrad.cli.reporting.layers import layer_of, norms_by_layer, sizes_by_layer
-from onnxgrad.cli.reporting.names import class_names
+from onnxgrad.cli.reporting.names import Names, Tokens, class_names
 from onnxgrad.cli.reporting.page import page
 from onnxgrad.cli.reporting.picture import picture, pictures
 from onnxgrad.cli.reporting.worst import WorstExamples
@@ -213,6 +215,61 @@ def test_classes_have_the_names_of_the_models_metadata(folder, key, text):
     helper.set_model_props(model, {key: text})
     onnx.save(model, "model.onnx")
     assert class_names(Path("model.onnx")) == ["<script>", "dog", "cat"]
+
+
+def test_tokens_are_text_if_the_tokenizer_lies_beside_the_model(tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    vocabulary = {word: k for k, word in enumerate(["[PAD]", "a", "dog", "cat", "sat", "ran", "<b>"])}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary))
+    made.add_special_tokens(["[PAD]"])
+    made.save(str(tmp_path / "tokenizer.json"))
+    names = Names((), Tokens(tmp_path / "model.onnx"))
+    ids, target = np.array([1, 2, 4, 0]), np.array([2, 4, 6, -100])
+    assert described_input("input_ids", ids, names)["text"] == "a dog sat"
+    assert "text" not in described_input("attention_mask", ids, names)
+    loss, scores = losses.CrossEntropy("y", axis=-1, ignore_index=-100), np.zeros((4, 7), np.float32)
+    scores[[0, 1, 2], [2, 4, 3]] = 5
+    shown = described_outcome(loss, scores, target, names, False)
+    assert (shown["truth"], shown["predicted"], shown["note"]) == ("<b>", "cat", "1 of 3 wrong; worst at 2")
+    assert names.of(0, in_sequence=True) == "[PAD]" and names.of(2) == "2" and names.of(99, in_sequence=True) == "99"
+    ignored = described_outcome(loss, scores, np.full(4, -100), names, False)
+    assert ignored == {"of": "y", "note": "no target counts"}
+    assert Names(("x", "y"), Tokens(tmp_path / "none" / "model.onnx")).of(1, in_sequence=True) == "y"
+
+
+@pytest.mark.parametrize("given, predicted", [(0.3, "0"), (0.8, "1")])
+def test_labels_and_numbers(tmp_path, given, predicted):
+    names, one = Names((), Tokens(tmp_path / "model.onnx")), np.array([given], np.float32)
+    shown = described_outcome(losses.BCE("y"), one, np.array([1.0]), names, False)
+    assert (shown["truth"], shown["predicted"], shown["bars"]) == ("1", predicted, [["1", round(given, 4), True]])
+    logit = np.log(one / (1 - one))
+    assert described_outcome(losses.BCEWithLogits("y"), logit, np.array([1.0]), names, False)["bars"] == shown["bars"]
+    assert described_outcome(losses.BCEWithLogits("y"), one, np.array([1.0]), names, True)["bars"] == shown["bars"]
+    several = described_outcome(losses.BCE("y"), np.array([0.9, 0.2, 0.4]), np.array([1, 1, 0]), names, False)
+    assert several["note"] == "1 of 3 wrong" and several["bars"] == [
+        ["1", 0.2, True],
+        ["2", 0.4, False],
+        ["0", 0.9, True],
+    ]
+    numbers = described_outcome(losses.MSE("y"), np.array([1.5, np.nan]), np.array([2.0, 1e-9]), names, False)
+    assert numbers == {"of": "y", "truth": "2.0000, 1.000e-09", "predicted": "1.5000, nan"}
+    images = described_outcome(losses.MSE("y"), np.zeros((1, 8, 8)), np.ones((1, 8, 8)), names, False)
+    assert sorted(images["pictures"]) == ["predicted", "truth"]
+
+
+def test_a_classifier_of_many_classes_shows_what_it_confuses_most():
+    rng = np.random.default_rng(0)
+    scores, target = rng.standard_normal((400, 60)), rng.integers(0, 60, 400)
+    counted = Confusion(losses.CrossEntropy("y", ignore_index=7), False)
+    for part in range(0, 400, 100):
+        counted.add(scores[part : part + 100], target[part : part + 100])
+    matrix = confusion_matrix(target[target != 7], scores.argmax(1)[target != 7], labels=range(60))
+    found = counted.shown(Names((), Tokens(Path("model.onnx"))))
+    assert found["right"] == np.trace(matrix) and found["total"] == matrix.sum() and found["classes"] == 60
+    for truth, predicted, times in found["pairs"]:
+        assert matrix[int(truth), int(predicted)] == times and truth != predicted
+    np.fill_diagonal(matrix, 0)
+    assert [times for *_, times in found["pairs"]] == np.sort(matrix.reshape(-1))[::-1][:20].tolist()
 
 
 def test_texts_cannot_end_the_script_that_they_are_in(folder):

@@ -52,9 +52,11 @@ class Tokens:
         return None if self._tokenizer is None else str(self._tokenizer.decode(list(numbers)))
 
     def token(self, number: int) -> str | None:
-        """One token."""
-        found = None if self._tokenizer is None else self._tokenizer.id_to_token(number)
-        return None if found is None else str(found)
+        """One token: as text, if it has any, or else as the tokenizer calls it."""
+        if self._tokenizer is None:
+            return None
+        text = str(self._tokenizer.decode([number]))
+        return text if text.strip() else self._tokenizer.id_to_token(number)
 
 
 class Names(NamedTuple):
