@@ -26,6 +26,7 @@ from onnxgrad.cli.tensorboard import EventFile
 from onnxgrad.cli.training import Options
 from onnxgrad.train.fitting import TrainingStoppedError
 from onnxgrad.train.interruption import Interrupted
+from onnxgrad.train.progress import waiting
 
 # What decides which batches there are: a run that goes on in the middle of an epoch has to have the same.
 SAME_BATCHES = ("val", "batch_size", "drop_last", "no_shuffle", "accumulate", "seed")
@@ -94,7 +95,7 @@ def run(options: Options, context: click.Context) -> None:
         _fit(options, files, prepared, run_log, board, norms, again)
         if options.keep_best and trainer.ranks.on_first(files.best.is_file):
             trainer.restore(files.best)
-        with _or_go_on(again):
+        with _or_go_on(again), waiting(f"writing {options.output.name}", options.quiet):
             model_files = trainer.export(files.output)
         run_log.write({"event": "end", "step": trainer.steps, "model_bytes": bytes_of(model_files)})
         if reports:
@@ -120,12 +121,11 @@ def _draw(files: Files, run_log: RunLog) -> None:
 def _examples(options: Options, prepared: Prepared) -> Event:
     """The examples that the trained model gets most wrong."""
     validation = prepared.validation
-    if not options.quiet and validation is not None:
-        click.echo(f"looking for the worst of {validation.examples:,} examples, for the report", err=True)
     rows = None
     if options.val is not None and validation is not None:
         rows = rows_held_out(options.val, options.seed, prepared.batches.examples, validation.examples)
-    return examples_event(prepared.trainer, prepared.loss, validation, options.model, rows)
+    with waiting("looking for the examples with the highest loss", options.quiet):
+        return examples_event(prepared.trainer, prepared.loss, validation, options.model, rows)
 
 
 def _fit(

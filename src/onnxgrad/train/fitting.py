@@ -120,7 +120,8 @@ def _epoch(trainer: "Trainer", options: FitOptions, position: Position, progress
             progress.say("a batch is left out: it is smaller than those that the model takes")
             continue
         before, skipped = trainer.steps, trainer.skipped
-        loss = trainer.step(batch)
+        with progress.step():
+            loss = trainer.step(batch)
         _say_remarks(trainer, progress)
         if unseen is not None:
             _see(unseen, options, position, progress)
@@ -144,7 +145,8 @@ def _epoch(trainer: "Trainer", options: FitOptions, position: Position, progress
             ValueError("fit: there are no batches; give a list or Batches, an iterator is used up after one epoch")
         )
     trainer.expect_no_drift()
-    found = {} if options.validation is None else trainer.evaluate(options.validation, options.metrics)
+    with progress.doing("validating"):
+        found = {} if options.validation is None else trainer.evaluate(options.validation, options.metrics)
     seconds = time.perf_counter() - start
     mean = position.total / position.batches
     record = Record(position.epoch + 1, trainer.steps, mean, seconds, found, trainer.peak_memory)

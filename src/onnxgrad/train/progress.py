@@ -1,12 +1,16 @@
 """Progress: the bar that fit() shows, with loss, learning rate and time left, and a line for every epoch."""
 
+import contextlib
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
 SMOOTHING = 0.95  # of the loss shown, because that of single batches jumps
 PATIENCE = 30.0  # seconds between lines where there is no terminal for a bar
+NOTICED = 1.0  # seconds, after which a bar that stands still says what it waits for
 
 
 class Progress:
@@ -55,6 +59,30 @@ class Progress:
             self._bar.remove_task(self._task)
         self._task = self._bar.add_task(f"epoch {epoch}/{epochs}", total=batches, completed=done, state="")
 
+    def step(self) -> contextlib.AbstractContextManager[None]:
+        """Around a step, of which the first may take long."""
+        return self.doing("compiling kernels, once per machine") if not self._total_done else contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def doing(self, what: str) -> Iterator[None]:
+        """Around what may take long: it is said beside the bar, or without one in a line."""
+        if self._console is None:
+            yield
+            return
+        timer = threading.Timer(PATIENCE if self._bar is None else NOTICED, self._say_doing, [what])
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _say_doing(self, what: str) -> None:
+        if self._bar is None:
+            self.say(f"epoch {self._epoch}/{self._epochs}: {what}")
+        else:
+            self._bar.update(self._task, state=f"{what} …")
+
     def advance(self, loss: float, rate: float) -> None:
         """One batch done, at a learning rate."""
         self._done += 1
@@ -90,6 +118,16 @@ class Progress:
         if self._console is not None:
             self._printed = time.monotonic()
             self._console.print(line, markup=False, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def waiting(what: str, quiet: bool) -> Iterator[None]:
+    """Around what may take long, with no bar: a terminal shows what it is."""
+    from rich.console import Console
+
+    console = Console(file=sys.stderr, highlight=False)
+    with contextlib.nullcontext() if quiet or not console.is_terminal else console.status(what):
+        yield
 
 
 def figure(value: float) -> str:
