@@ -338,6 +338,19 @@ def test_a_bar_that_stands_still_says_what_it_waits_for(capsys, monkeypatch):
     assert capsys.readouterr().err == ""
 
 
+def test_the_time_left_does_not_count_the_first_step(capsys, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("onnxgrad.train.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("onnxgrad.train.progress.PATIENCE", -1)
+    with Progress(quiet=False) as progress:
+        progress.start_epoch(1, 1, 12)
+        for seconds in (60, 61, 62):
+            now[0] = seconds
+            progress.advance(0.5, 1e-3)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].endswith("0.0167 batches/s  11:00 left") and lines[2].endswith("1 batches/s  9.0 s left")
+
+
 def test_without_a_terminal_it_says_so_in_a_line_if_it_takes_very_long(capsys, monkeypatch):
     monkeypatch.setattr("onnxgrad.train.progress.PATIENCE", 0.05)
     with Progress(quiet=False) as progress:

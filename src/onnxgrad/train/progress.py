@@ -23,7 +23,7 @@ class Progress:
         self._epoch = self._epochs = self._done = self._total_done = 0
         self._batches: int | None = None
         self._console: Any = None
-        self._began = self._printed = time.monotonic()
+        self._began = self._first_done = self._printed = time.monotonic()
         if quiet:
             return
         from rich import progress
@@ -89,6 +89,8 @@ class Progress:
         self._total_done += 1
         self._loss = loss if self._loss is None else SMOOTHING * self._loss + (1 - SMOOTHING) * loss
         now = time.monotonic()
+        if self._total_done == 1:
+            self._first_done = now
         if self._bar is not None:
             self._bar.update(self._task, advance=1, state=self._state(now, rate))
         elif self._console is not None and now - self._printed > PATIENCE:
@@ -97,8 +99,9 @@ class Progress:
 
     def _state(self, now: float, rate: float) -> str:
         assert self._loss is not None
-        seconds = now - self._began
-        speed = self._total_done / seconds if seconds > 0 else 0.0
+        # The first step compiles kernels, and says nothing about the others.
+        steps, since = (self._total_done - 1, self._first_done) if self._total_done > 1 else (1, self._began)
+        speed = steps / (now - since) if now > since else 0.0
         state = f"loss {figure(self._loss)}  lr {rate:.2e}  {_speed(speed)} batches/s"
         if self._batches is None or not speed:
             return state
