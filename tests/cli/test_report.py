@@ -13,11 +13,11 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from onnx import helper, numpy_helper
+from onnx import helper
 from PIL import Image
 from sklearn.metrics import confusion_matrix
 from tests.checks import raises
-from tests.cli.test_train import BASE, arrays, events, folder, run
+from tests.cli.test_train import BASE, arrays, events, folder, own_loss, run
 from torch.nn import functional as F  # noqa: N812, its usual name
 
 from onnxgrad.cli.data import hold_out
@@ -340,17 +340,7 @@ def test_a_log_of_a_run_that_was_killed_and_events_that_are_not_finite():
     ],
 )
 def test_a_page_without_examples_says_why(folder, given, sentence):
-    model = onnx.parser.parse_model("""
-<ir_version: 9, opset_import: ["" : 20]>
-graph (float[N, 6] x, float[N, 1] z) => (float cost, float[N, 1] y) {
-    y = MatMul(x, w)
-    d = Sub(y, z)
-    dd = Mul(d, d)
-    cost = ReduceMean <keepdims: int = 0> (dd)
-}
-""")
-    model.graph.initializer.append(numpy_helper.from_array(np.zeros((6, 1), np.float32), "w"))
-    onnx.save(model, "own.onnx")
+    own_loss()
     np.savez("own.npz", x=arrays()["x"], z=arrays()["x"][:, :1])
     given = given if "--loss" in given else (*given, "--loss", "mse:y:target=z")
     run("train", "own.onnx", "--data", "own.npz", *given, "-o", "a.onnx", "--report", "a.html")

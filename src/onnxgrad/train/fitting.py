@@ -185,9 +185,9 @@ def _see(step: _Step, options: FitOptions, position: Position, progress: Progres
     progress.advance(loss, step.rate)
     if step.number is not None:
         mean, norm = position.waiting_total / position.waiting, getattr(step.loss, "gradient_norm", None)
+        position.waiting, position.waiting_total = 0, 0.0
         _log(options, event="step", epoch=position.epoch + 1, step=step.number, loss=mean, lr=step.rate,
               gradient_norm=step.trainer.gradient_norm if norm is None else norm, seconds=step.seconds)  # fmt: skip
-        position.waiting, position.waiting_total = 0, 0.0
 
 
 def _rest_of_epoch(
