@@ -37,7 +37,7 @@ names of values, and return the names of their results."""
 
 # What is shown of a class, besides how it is made.
 METHODS = {
-    "Trainer": ("steps", "step", "evaluate", "fit", "save", "restore", "load", "export"),
+    "Trainer": ("steps", "step", "gradient_norms", "evaluate", "fit", "save", "restore", "load", "export"),
     "Batches": ("starting_at",),
     "Loss": ("target_like", "formula"),
     "Metric": ("measure",),

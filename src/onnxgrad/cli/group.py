@@ -38,6 +38,7 @@ def main() -> None:
     onnxgrad step model.onnx --loss mse:y -o step.onnx
                                                 writes a training step that any onnxruntime runs
     onnxgrad inspect model.onnx                 shows what of it would be trained
+    onnxgrad report trained.jsonl               shows a run in a browser
     onnxgrad grad model.onnx -o gradient.onnx   adds the gradient to a model
     onnxgrad check model.onnx                   compares it with difference quotients
     onnxgrad ops --rules                        lists the operators that have one

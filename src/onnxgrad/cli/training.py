@@ -99,6 +99,9 @@ class Options:
         "A line of JSON for every update; by default beside the output; 'none' for none.", "FILE.jsonl")]
     plot: Annotated[str | None, option(
         "Plot of the losses, .svg or .png; by default beside the output; 'none' for none.", "FILE.svg")]
+    report: Annotated[Path | None, option(
+        "A page to look at the run in a browser, complete in one file: curves, norms of gradients by layer, the "
+        "examples of --val with the highest loss.", "FILE.html")]
     tensorboard: Annotated[Path | None, option("Where to write event files for TensorBoard.", "FOLDER")]
     quiet: Annotated[bool, option("Print nothing but errors.")]
 # fmt: on

@@ -349,6 +349,14 @@ class Trainer:
         self._settle()
         return self._norm
 
+    def gradient_norms(self) -> dict[str, float]:
+        """Of each parameter's gradient in the last update, before clipping; with other ranks, all of them call it."""
+        self._settle()
+        state, to_numpy = self._state, self._device.to_numpy
+        numbers = to_numpy(state.all_chunks.table)[:, 3]
+        squares = np.bincount(numbers, to_numpy(state.of_all_chunks(self._sums)), len(self._buffers.slices))
+        return {part.name: math.sqrt(found) for part, found in zip(self._buffers.slices, squares, strict=True)}
+
     def step(self, batch: Mapping[str, Any]) -> float:
         """Runs a batch and, after `accumulate` of them, updates the parameters; returns the loss before the update.
 
