@@ -139,7 +139,7 @@ class _OfClasses(Metric):
     and 1, several of them between labels, of which any may apply.
     """
 
-    higher_is_better = True
+    higher_is_better: ClassVar[bool | None] = True
     threshold: float | None = None
     axis: int = 1
     ignore_index: int | None = None
@@ -217,9 +217,9 @@ class F1(_OfEachClass):
 
     Predictions are scores of classes along `axis`, or with `threshold` (0 for logits, 0.5 for probabilities) scores on
     their own, as for BCE: one for each example, or one for each of several labels. `average` is "binary" (that of class
-    1), "macro" (the mean over classes), "micro" (over all decisions) or "weighted" (by how frequent classes are); "auto"
-    is "binary" of two classes and else "macro". Where nothing is to be divided by, a ratio is 0; classes that neither
-    targets nor predictions have are left out of the mean, as in scikit-learn. `ignore_index` does not count.
+    1), "macro" (the mean over classes), "micro" (over all decisions) or "weighted" (by how frequent classes are).
+    "auto" is "binary" of two classes and else "macro". Where there is nothing to divide by, a ratio is 0; classes that
+    neither targets nor predictions have are left out of the mean, as in scikit-learn. `ignore_index` does not count.
     """
 
     average: str = "auto"

@@ -30,9 +30,10 @@ from onnxgrad.train.distributed.sharding import BatchSlicer
 from onnxgrad.train.evaluation import Evaluation, Metric
 from onnxgrad.train.fitting import FitOptions, Log, Position, Record, TrainingStoppedError, fit
 from onnxgrad.train.graphs import LOSS_SCALE, EvaluationGraph, Selection, evaluation_graph, step_graph
+from onnxgrad.train.layers import depths, factors
 from onnxgrad.train.loss_scale import LossScale
 from onnxgrad.train.losses import Loss, Total
-from onnxgrad.train.optim import Optimizer
+from onnxgrad.train.optim import AVERAGE, Optimizer
 from onnxgrad.train.pending_loss import PendingLoss, StepAhead
 from onnxgrad.train.schedules import Constant, Schedule
 from onnxgrad.train.session import Session
@@ -58,6 +59,11 @@ class Trainer:
     If it is "blocks", or patterns of the names of nodes or scopes, so does the rest of the model: what these compute is
     computed again for the gradients, instead of being kept until then. The losses stay the same.
 
+    With `ema`, a decay such as 0.999, a moving average of the parameters is kept, which evaluate() and export() use
+    instead of the parameters; running statistics, which are averages already, are the trainer's own, as PyTorch's
+    AveragedModel has them. `layer_decay` multiplies the learning rate once for each layer between a parameter and the
+    model's end: the first layers, which know the most, then change the least.
+
     With a `communicator`, of mpi4py or a process group of torch.distributed, its processes train together, on a slice
     of every batch each: all are given the same batches, and do what one process alone would do. With `shard_optimizer`
     each keeps and updates its shard of the optimizer's state. Every method is called by all of them, and only the first
@@ -65,6 +71,7 @@ class Trainer:
 
     `parameters`, `gradients` and `statistics` (running means and variances) are the trainer's own arrays, by name:
     NumPy's on the CPU, torch's on a GPU.
+    `averages` are those of `ema`.
     `remarks` are sentences about how this model is trained, which fit() prints before it starts.
     Weights of half types are trained in float32, and exported in their own type again.
     """
@@ -86,6 +93,8 @@ class Trainer:
         clip_value: float | None = None,
         accumulate: int = 1,
         seed: int = 0,
+        ema: float | None = None,
+        layer_decay: float | None = None,
         communicator: Any = None,
         shard_optimizer: bool = False,
     ) -> None:
@@ -96,6 +105,10 @@ class Trainer:
         for name, limit in (("clip_norm", clip_norm), ("clip_value", clip_value)):
             if limit is not None and not limit > 0:
                 raise ValueError(f"Trainer: {name} is {limit!r}, expected a number above 0")
+        if ema is not None and not 0 < ema < 1:
+            raise ValueError(f"Trainer: ema is {ema!r}, expected a decay above 0 and under 1, such as 0.999")
+        if layer_decay is not None and not 0 < layer_decay <= 1:
+            raise ValueError(f"Trainer: layer_decay is {layer_decay!r}, expected a factor above 0 and at most 1")
         if not isinstance(recompute, bool) and not _are_names(recompute):
             raise TypeError(f"Trainer: recompute is {recompute!r}, expected True, 'blocks' or patterns of names")
         if shard_optimizer and communicator is None:
@@ -112,6 +125,7 @@ class Trainer:
         self.optimizer, self.schedule = optimizer, schedule or Constant()
         self._clip_norm, self._clip_value, self._accumulate = clip_norm, clip_value, accumulate
         self.seed, self._batches = seed, 0
+        self.ema, self._layer_decay = ema, layer_decay
         self._norm = 0.0  # of the last update's gradient that is known, before clipping
         self._ahead: StepAhead | None = None  # a step that a GPU may still be at
         self._said = 0  # remarks that fit() has printed
@@ -137,13 +151,16 @@ class Trainer:
                 precision,
                 recompute,
             )
+            layers = None if layer_decay is None else depths(prepared.graph)
             evaluated = self._make_graphs(prepared)
             self.remarks: list[str] = prepared.remarks
-            self._make_arrays(weights, shard_optimizer)
+            rates = None if layers is None else self._rates_of(layers)
+            self._make_arrays(weights, shard_optimizer, rates)
             self._make_sessions(evaluated, loss)
         if self._collectives is not None:
             self._collectives.ranks.expect_same(self._facts())
             self._collectives.broadcast([self._buffers.data, *self.statistics.values()])
+        self._state.start_average()
         give_back()  # the graphs and weights that all this was made from
 
     def _make_graphs(self, prepared: Draft) -> EvaluationGraph:
@@ -230,15 +247,29 @@ class Trainer:
         expect_weights(model, "Trainer")
         return Draft(model, "Trainer").run(RESTORE).model  # type: ignore[no-any-return]
 
+    def _rates_of(self, layers: Mapping[str, int]) -> dict[str, float]:
+        """The factor of the learning rate of each parameter, and a remark about them."""
+        assert self._layer_decay is not None
+        found = factors(layers, self._step.gradients, self._layer_decay)
+        first = min(found, key=lambda name: found[name])
+        last = max(reversed(found), key=lambda name: found[name])
+        self.remarks.append(
+            f"layer decay: {len(set(found.values()))} layers; {first!r} has {found[first]:.3g} of the learning rate, "
+            f"{last!r} has {found[last]:.3g} of it"
+        )
+        return found
+
     def _facts(self) -> list[tuple[str, Any]]:
         """What has to be the same on all ranks."""
-        names = ("optimizer", "schedule", "seed", "_clip_norm", "_clip_value", "_accumulate", "precision")
+        names = ("optimizer", "schedule", "seed", "ema", "_layer_decay", "_clip_norm", "_clip_value", "_accumulate", "precision")
         parameters = [(f"the parameter {p.name!r}", p.shape) for p in self._buffers.slices]
         nodes = [(f"the node {node.name!r}", node.op_type) for node in self._step.model.graph]
         shards = ("shard_optimizer", self._collectives is not None and self._collectives.shards_optimizer)
         return [*((name.lstrip("_"), getattr(self, name)) for name in names), shards, *parameters, *nodes]
 
-    def _make_arrays(self, weights: Mapping[str, Any], shard_optimizer: bool) -> None:
+    def _make_arrays(
+        self, weights: Mapping[str, Any], shard_optimizer: bool, rates: Mapping[str, float] | None
+    ) -> None:
         shapes = {name: tuple(weights[name].shape.numpy()) for name in self._step.gradients}
         if not shapes:
             raise ValueError("Trainer: the model has no parameters to train")
@@ -248,7 +279,10 @@ class Trainer:
             self._device.copy(array, weights[name].numpy().astype(self._buffers.dtype, copy=False))
         self.gradients = self._buffers.views(self._buffers.grad)
         ranks = self.ranks if isinstance(self.ranks, Ranks) else None
-        self._state = self.optimizer.start(self._buffers, ranks if shard_optimizer else None)
+        self._state = self.optimizer.start(self._buffers, ranks if shard_optimizer else None, rates, self.ema)
+        # The average of all parameters, as the evaluation reads it; where ranks have a shard each, gathered before.
+        average = self._state.slots.get(AVERAGE)
+        self._average = self._buffers.new() if average is not None and shard_optimizer else average
         self._collectives = None if ranks is None else Collectives(ranks, self._buffers, self._device, self._state)
         pairs = [pair for s in self._step.statistics for pair in zip(s.current, s.following, strict=True)]
         self._current, self.statistics = side_by_side({now: weights[now].numpy() for now, _ in pairs}, self._device)
@@ -292,7 +326,8 @@ class Trainer:
         self._step_session = Session(step.model, inputs, outputs, self._device, validate, capture=True)
         self._is_first = True  # whether it has not run yet
         used = {str(v.name) for v in evaluated.model.graph.inputs}
-        inputs = {name: array for name, array in changed.items() if name in used}
+        evaluated_with = changed if self._average is None else {**changed, **self._buffers.views(self._average)}
+        inputs = {name: array for name, array in evaluated_with.items() if name in used}
         open_session = functools.partial(Session, evaluated.model, inputs, {}, self._device, validate)
         targets = [] if isinstance(loss, str) else [part.target for part in loss.parts]
         if self._evaluation is not None:
@@ -304,6 +339,17 @@ class Trainer:
     def steps(self) -> int:
         """Updates made."""
         return self._state.steps
+
+    @property
+    def averages(self) -> dict[str, Any]:
+        """The moving averages of `ema`, by name; empty without it."""
+        self._settle()
+        if self._average is None:
+            return {}
+        if self._collectives is not None and self._collectives.shards_optimizer:
+            self.ranks.meet()
+            self._collectives.all_gather_slot(self._state.slots[AVERAGE], self._average)
+        return self._buffers.views(self._average)
 
     @property
     def peak_memory(self) -> int:
@@ -491,14 +537,16 @@ class Trainer:
 
     def evaluate(
         self, batches: Iterable[Mapping[str, Any]], metrics: Mapping[str, Metric] | None = None
-    ) -> dict[str, float]:
-        """The mean loss over batches, in inference mode, as "loss", and the means of metrics, under their names.
+    ) -> dict[str, Any]:
+        """The mean loss over batches, in inference mode, as "loss", and the results of metrics, under their names.
 
-        A metric is one of onnxgrad.metrics or a function of the model's outputs and the batch, both dicts of arrays.
-        Batches are weighted by their numbers of examples.
+        A metric is one of onnxgrad.metrics, whose result is that of all batches together, or a function of the model's
+        outputs and the batch, both dicts of arrays: of its numbers, as of the loss, it is the mean, with batches
+        weighted by their numbers of examples.
         """
-        self._settle()
-        found: dict[str, float] = self._evaluation(batches, metrics or {})
+        with self.ranks.together():
+            _ = self.averages  # gathered
+        found: dict[str, Any] = self._evaluation(batches, metrics or {})
         return found
 
     def fit(
@@ -547,7 +595,7 @@ class Trainer:
         self._settle()
         facts = {
             "steps": self._state.steps, "batches": self._batches, "seed": self.seed, "waiting": self._waiting,
-            "optimizer": self.optimizer.name, "place": None if self._position is None else asdict(self._position),
+            "optimizer": self.optimizer.name, "ema": self.ema is not None, "place": None if self._position is None else asdict(self._position),
             **({} if self._scale is None else {"loss_scale": asdict(self._scale)}),
         }  # fmt: skip
         with self.ranks.together():
@@ -586,6 +634,9 @@ class Trainer:
             raise ValueError(
                 f"{str(path)!r} was written with the optimizer {facts['optimizer']}, not {self.optimizer.name}"
             )
+        if facts.get("ema", False) != (self.ema is not None):
+            has, way = ("has no", "leave out ema") if self.ema is not None else ("has a", "set ema to its decay")
+            raise ValueError(f"{str(path)!r} {has} moving average of the parameters: {way}, or start anew")
         if facts["waiting"] >= self._accumulate:
             raise ValueError(f"{str(path)!r} was saved between micro-batches: set accumulate to the number that it had")
         targets = self._named(slots, self._total if facts["waiting"] else None)
@@ -624,20 +675,22 @@ class Trainer:
     def export(self, path: str | Path) -> list[Path]:
         """Writes the original model, in inference mode, with the trained weights; returns the files that were written.
 
+        With `ema` the weights are their averages.
+
         Weights that came in files of their own, or that are too large for the model's file, go into a file beside it.
         Dropout stays, inactive, so that the model can be trained again. A file is there, or replaced, only once onnx
         and onnxruntime have accepted the new one.
         """
-        self._settle()
         with self.ranks.together():
-            found: list[Path] = self.ranks.on_first(lambda: self._export(Path(path)))
+            trained = self.averages or self.parameters
+            found: list[Path] = self.ranks.on_first(lambda: self._export(Path(path), trained))
         return found
 
-    def _export(self, path: Path) -> list[Path]:
+    def _export(self, path: Path, trained: Mapping[str, Any]) -> list[Path]:
         model = self._load()
         tensors: dict[str, Any] = {name: v.const_value for name, v in model.graph.initializers.items()}
         apart = any(isinstance(t, ir.ExternalTensor) for t in tensors.values())
-        arrays = {name: self._device.to_numpy(a) for name, a in (*self.parameters.items(), *self.statistics.items())}
+        arrays = {name: self._device.to_numpy(a) for name, a in (*trained.items(), *self.statistics.items())}
         for name in arrays.keys() - write_attributes(model.graph, arrays):
             kind = tensors[name].dtype
             values = arrays[name].astype(kind.numpy(), copy=False)
