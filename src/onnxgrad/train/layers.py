@@ -83,12 +83,12 @@ class _Depths:
             return
         depth = max(before)
         blocks = {name: self._block_of(name, str(node.name or "")) for name in weights}
-        for block in filter(None, blocks.values()):
+        for block in (found for found in blocks.values() if found is not None):
             self.of_block.setdefault(block, max(before) + 1)
             depth = max(depth, self.of_block[block])
-        for name, block in blocks.items():
-            apart = depth if self._others_follow or not depth else depth + 1
-            self.of_weight.setdefault(name, apart if block is None else self.of_block[block])
+        apart = depth if self._others_follow or not depth else depth + 1
+        for name, own in blocks.items():
+            self.of_weight.setdefault(name, apart if own is None else self.of_block[own])
         self._depth |= dict.fromkeys(node.outputs, depth)
 
 

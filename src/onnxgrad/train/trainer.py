@@ -22,6 +22,7 @@ from onnxgrad.passes.train_mode import SEED, to_inference_mode
 from onnxgrad.train.batch_dimension import with_free_batch
 from onnxgrad.train.batches import Batches, LocalBatch, not_finite
 from onnxgrad.train.buffers import Buffers, side_by_side
+from onnxgrad.train.callbacks import Callback, Callbacks
 from onnxgrad.train.checkpoint import check_arrays, read_checkpoint, write_checkpoint
 from onnxgrad.train.devices import device_of
 from onnxgrad.train.distributed.collectives import CHECK_EVERY, Collectives
@@ -131,6 +132,8 @@ class Trainer:
         self._said = 0  # remarks that fit() has printed
         self._evaluation: Any = None
         self._position: Position | None = None  # of a fit() at work, or of one that a checkpoint was saved by
+        self._callbacks: Callbacks | None = None  # of a fit() at work
+        self._callback_states: dict[str, Any] = {}  # of one that a checkpoint was saved by
         self._slicer = BatchSlicer(ranks, loss) if isinstance(ranks, Ranks) else None
         use_amx = all(ranks.all_gather(self._device.has_amx))
         group = ranks.group if isinstance(ranks, Ranks) else None
@@ -261,7 +264,8 @@ class Trainer:
 
     def _facts(self) -> list[tuple[str, Any]]:
         """What has to be the same on all ranks."""
-        names = ("optimizer", "schedule", "seed", "ema", "_layer_decay", "_clip_norm", "_clip_value", "_accumulate", "precision")
+        names = ("optimizer", "schedule", "seed", "ema", "_layer_decay", "_clip_norm", "_clip_value", "_accumulate",
+                 "precision")  # fmt: skip
         parameters = [(f"the parameter {p.name!r}", p.shape) for p in self._buffers.slices]
         nodes = [(f"the node {node.name!r}", node.op_type) for node in self._step.model.graph]
         shards = ("shard_optimizer", self._collectives is not None and self._collectives.shards_optimizer)
@@ -560,6 +564,7 @@ class Trainer:
         checkpoint: str | Path | None = None,
         save_every: int | None = None,
         log: Log | None = None,
+        callbacks: Iterable[Callback] = (),
     ) -> list[Record]:
         """Trains for `epochs` epochs, with a progress bar unless `quiet`; returns a record for each epoch.
 
@@ -571,21 +576,22 @@ class Trainer:
         KeyboardInterrupt says where. So is the last good state when the loss is not finite. A trainer that restores
         such a file continues with the next batch of the epoch. `log` is called with a dict for every update (event
         "step", epoch, step, loss, lr, gradient_norm, seconds) and for every epoch (event "epoch", epoch, step, loss,
-        seconds, validation, peak_memory).
+        seconds, validation, peak_memory). `callbacks` are of onnxgrad.callbacks: they may end training early.
         """
         where = None if checkpoint is None else Path(checkpoint)
         log = log if self.ranks.is_first or getattr(log, "on_every_rank", False) else None
-        options = FitOptions(batches, epochs, validation, metrics, where, save_every, log)
+        together = Callbacks(callbacks, self.ranks)
+        options = FitOptions(batches, epochs, validation, metrics, where, save_every, log, together)
         self.ranks.on_first(options.expect_place)
         with self._whole_batches(batches, validation):
             if validation is not None:
                 self._evaluation.open()  # a graph that onnxruntime refuses raises before the first epoch, not after it
-            self._position = self._position or Position()
+            self._position, self._callbacks = self._position or Position(), together
             try:
                 with self.ranks.together():
-                    return fit(self, options, self._position, quiet)
+                    return fit(self, options, self._position, self._callback_states, quiet)
             finally:
-                self._position = None
+                self._position, self._callbacks, self._callback_states = None, None, {}
 
     def save(self, path: str | Path) -> None:
         """Writes weights, statistics, the optimizer's state and the position of fit(), as one safetensors file.
@@ -595,7 +601,9 @@ class Trainer:
         self._settle()
         facts = {
             "steps": self._state.steps, "batches": self._batches, "seed": self.seed, "waiting": self._waiting,
-            "optimizer": self.optimizer.name, "ema": self.ema is not None, "place": None if self._position is None else asdict(self._position),
+            "optimizer": self.optimizer.name, "ema": self.ema is not None,
+            "place": None if self._position is None else asdict(self._position),
+            "callbacks": self._callback_states if self._callbacks is None else self._callbacks.states(),
             **({} if self._scale is None else {"loss_scale": asdict(self._scale)}),
         }  # fmt: skip
         with self.ranks.together():
@@ -619,6 +627,7 @@ class Trainer:
             self._state.steps, self._batches = facts["steps"], facts["batches"]
             self.seed, self._waiting = facts["seed"], facts["waiting"]
             self._position = None if facts["place"] is None else Position(**facts["place"])
+            self._callback_states = facts.get("callbacks", {})
             if self._scale is not None and "loss_scale" in facts:
                 self._scale = LossScale(**facts["loss_scale"])
             if self._collectives is not None:
