@@ -130,7 +130,7 @@ def _epoch(
     progress.start_epoch(position.epoch + 1, options.epochs, length, position.batches)
     ranks = trainer.ranks
     unseen: _Step | None = None  # a step whose loss is not looked at yet: a GPU may still be at it
-    for batch in ranks.each(_rest_of_epoch(options.batches, position, ranks)):
+    for batch in ranks.each(rest_of_epoch(options.batches, position, ranks)):
         if trainer.skips(batch):
             progress.say("a batch is left out: it is smaller than those that the model takes")
             continue
@@ -216,7 +216,7 @@ def _see(step: _Step, options: FitOptions, position: Position, progress: Progres
     return options.callbacks.after_step(step.trainer, facts)
 
 
-def _rest_of_epoch(
+def rest_of_epoch(
     batches: Iterable[Mapping[str, Any]], position: Position, ranks: SingleProcess
 ) -> Iterator[Mapping[str, Any]]:
     """The batches left of an epoch; those of Batches in the order they would have come, sliced by rank."""

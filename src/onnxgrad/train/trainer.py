@@ -1,6 +1,7 @@
 """Trainer: trains an ONNX model with a loss and an optimizer, in stock onnxruntime."""
 
 import contextlib
+import copy
 import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,6 +30,7 @@ from onnxgrad.train.distributed.collectives import CHECK_EVERY, Collectives
 from onnxgrad.train.distributed.ranks import Ranks, on_every_rank, ranks_of
 from onnxgrad.train.distributed.sharding import BatchSlicer
 from onnxgrad.train.evaluation import Evaluation, Metric
+from onnxgrad.train.find_lr import LearningRates, epoch_of, expect_range, find_lr
 from onnxgrad.train.fitting import FitOptions, Log, Position, Record, TrainingStoppedError, fit
 from onnxgrad.train.graphs import LOSS_SCALE, EvaluationGraph, Selection, evaluation_graph, step_graph
 from onnxgrad.train.layers import depths, factors
@@ -124,7 +126,7 @@ class Trainer:
         self.skipped = 0  # updates that fp16 gradients were too large for
         self._source = Path(model).absolute() if isinstance(model, (str, Path)) else model
         self.optimizer, self.schedule = optimizer, schedule or Constant()
-        self._clip_norm, self._clip_value, self._accumulate = clip_norm, clip_value, accumulate
+        self._clip_norm, self._clip_value, self.accumulate = clip_norm, clip_value, accumulate
         self.seed, self._batches = seed, 0
         self.ema, self._layer_decay = ema, layer_decay
         self._norm = 0.0  # of the last update's gradient that is known, before clipping
@@ -264,7 +266,7 @@ class Trainer:
 
     def _facts(self) -> list[tuple[str, Any]]:
         """What has to be the same on all ranks."""
-        names = ("optimizer", "schedule", "seed", "ema", "_layer_decay", "_clip_norm", "_clip_value", "_accumulate",
+        names = ("optimizer", "schedule", "seed", "ema", "_layer_decay", "_clip_norm", "_clip_value", "accumulate",
                  "precision")  # fmt: skip
         parameters = [(f"the parameter {p.name!r}", p.shape) for p in self._buffers.slices]
         nodes = [(f"the node {node.name!r}", node.op_type) for node in self._step.model.graph]
@@ -298,7 +300,7 @@ class Trainer:
             if s.unread is not None
         }
         # Gradients of several micro-batches are added up here; a single one is used where it is.
-        self._total = self._buffers.new() if self._accumulate > 1 else None
+        self._total = self._buffers.new() if self.accumulate > 1 else None
         self._waiting = 0  # micro-batches in it
         self._sums = self._device.zeros(len(self._state.chunks), np.float64)
 
@@ -382,7 +384,7 @@ class Trainer:
             if self._narrow is not None:
                 self._device.copy(self._narrow, self._buffers.data)
             # Sums of several batches or processes, and loss scales, are decided about by the host.
-            is_ahead = self._device.name != "cpu" and not any((self._accumulate > 1, self._scale, self._collectives))
+            is_ahead = self._device.name != "cpu" and not any((self.accumulate > 1, self._scale, self._collectives))
             loss: float = self._step_ahead(batch) if is_ahead else self._step_now(batch)
             if self._is_first:
                 self._is_first = False
@@ -499,11 +501,11 @@ class Trainer:
         else:
             self._device.run("add", chunks, self._total, grad)
         self._waiting += 1
-        if self._waiting < self._accumulate:
+        if self._waiting < self.accumulate:
             return False
         self._waiting = 0
         self._device.copy(grad, self._total)
-        self._device.run("scale", chunks, grad, 1 / self._accumulate)
+        self._device.run("scale", chunks, grad, 1 / self.accumulate)
         return True
 
     def _clip(self, batch: Mapping[str, Any]) -> bool:
@@ -593,6 +595,41 @@ class Trainer:
             finally:
                 self._position, self._callbacks, self._callback_states = None, None, {}
 
+    def find_lr(
+        self, batches: Iterable[Mapping[str, Any]], *, lowest: float = 1e-7, highest: float = 10.0, steps: int = 100
+    ) -> LearningRates:
+        """Tries learning rates from `lowest` to `highest` in so many updates, and leaves the trainer as it was.
+
+        Returns the rates, the loss at each of them, and as `suggestion` the rate at which the loss falls fastest. It
+        ends before `highest` when the loss has grown to four times its least. Rates of groups change in proportion.
+        """
+        expect_range(lowest, highest, steps, self.optimizer.lr)
+        with self.ranks.together(), self._whole_batches(batches), self._restoring(batches):
+            return find_lr(self, batches, lowest, highest, steps)
+
+    @contextlib.contextmanager
+    def _restoring(self, batches: Any) -> Iterator[None]:
+        """All that training changes is afterwards what it was, to the bit."""
+        self._settle()
+        names = ("schedule", "_batches", "_norm", "_waiting", "skipped", "_scale")
+        state, numbers = self._state, {name: copy.copy(getattr(self, name)) for name in names}
+        steps, epoch = state.steps, epoch_of(batches)
+        arrays = [self._buffers.data, self._buffers.grad, *state.slots.values(), *self._current]
+        arrays += [] if self._total is None else [self._total]
+        kept = [np.array(self._device.to_numpy(array)) for array in arrays]
+        self._waiting = 0
+        try:
+            yield
+        finally:
+            with contextlib.suppress(TrainingStoppedError):
+                self._settle()
+            for array, before in zip(arrays, kept, strict=True):
+                self._device.copy(array, before)
+            vars(self).update(numbers)
+            state.steps = steps
+            if epoch is not None:
+                batches.epoch = epoch
+
     def save(self, path: str | Path) -> None:
         """Writes weights, statistics, the optimizer's state and the position of fit(), as one safetensors file.
 
@@ -646,7 +683,7 @@ class Trainer:
         if facts.get("ema", False) != (self.ema is not None):
             has, way = ("has no", "leave out ema") if self.ema is not None else ("has a", "set ema to its decay")
             raise ValueError(f"{str(path)!r} {has} moving average of the parameters: {way}, or start anew")
-        if facts["waiting"] >= self._accumulate:
+        if facts["waiting"] >= self.accumulate:
             raise ValueError(f"{str(path)!r} was saved between micro-batches: set accumulate to the number that it had")
         targets = self._named(slots, self._total if facts["waiting"] else None)
         check_arrays(targets, arrays, str(path))
