@@ -7,17 +7,24 @@ from pathlib import Path
 from onnxgrad.cli.plot import Curve, Panel, smoothed
 from onnxgrad.cli.run_log import Event, RunLog
 from onnxgrad.cli.tables import plain_console, show, size
+from onnxgrad.cli.training import Options
+from onnxgrad.train.metrics import ConfusionMatrix, Metric
 from onnxgrad.train.progress import clock, figure, in_bytes
 
 MOST_EPOCHS = 20  # in the table: the last ones, and the best
+MOST_CLASSES = 25  # of a matrix
 
 
-def show_outcome(log: RunLog, metrics: Sequence[str], files: Mapping[str, Path | None]) -> None:
+def show_outcome(
+    log: RunLog, metrics: Mapping[str, Metric], options: Options, files: Mapping[str, Path | None]
+) -> None:
     """Prints tables."""
     epochs = log.of("epoch")
-    best = best_epoch(epochs)
+    monitor = options.monitor or "loss"
+    best = best_epoch(epochs, monitor, bool(monitor in metrics and metrics[monitor].higher_is_better))
     validated = any(e["validation"] for e in epochs)
-    measured = ["loss", *metrics] if validated else []
+    matrices = {name: metric for name, metric in metrics.items() if isinstance(metric, ConfusionMatrix)}
+    measured = ["loss", *(name for name in metrics if name not in matrices)] if validated else []
     heading = ["epoch", "", "updates", "train loss", *(f"val {name}" for name in measured), "time", "peak memory"]
     rows = [
         [str(e["epoch"]), "best" if e is best else "", str(e["step"]), _number(e["loss"]),
@@ -26,6 +33,10 @@ def show_outcome(log: RunLog, metrics: Sequence[str], files: Mapping[str, Path |
         for e in epochs if e in epochs[-MOST_EPOCHS:] or e is best
     ]  # fmt: skip
     show(heading, rows, numbers=len(heading) - 2)
+    written = best if options.keep_best else epochs[-1] if epochs else None
+    for name, metric in matrices.items():
+        if written is not None and name in written["validation"]:
+            show_matrix(name, written["epoch"], written["validation"][name], metric.classes)
     console = plain_console()
     if len(rows) < len(epochs):
         console.print(f"… and {len(epochs) - len(rows)} epochs before", markup=False)
@@ -34,15 +45,27 @@ def show_outcome(log: RunLog, metrics: Sequence[str], files: Mapping[str, Path |
     show(["written", "", ""], [[what, str(p), "" if p.is_dir() else size(p)] for what, p in found.items()], numbers=1)
 
 
-def best_epoch(epochs: Sequence[Event]) -> Event | None:
-    """The one with the least loss on validation data, or without such the least loss in training."""
+def show_matrix(name: str, epoch: int, matrix: Sequence[Sequence[int]], classes: Sequence[str]) -> None:
+    """Prints the table of a confusion matrix."""
+    labels = list(classes) or [str(k) for k in range(len(matrix))]
+    heading = f"{name} of epoch {epoch}, a row for each true class, a column for each predicted one"
+    if len(labels) > MOST_CLASSES:
+        plain_console().print(f"{heading}: {len(labels)} classes, too many for a table; the log has it", markup=False)
+        return
+    plain_console().print(heading, markup=False)
+    show(["", *labels], [[label, *map(str, row)] for label, row in zip(labels, matrix, strict=True)], len(labels))
+
+
+def best_epoch(epochs: Sequence[Event], monitor: str = "loss", is_max: bool = False) -> Event | None:
+    """The first of the best ones on validation data, or without such that with the least loss in training."""
     if not epochs:
         return None
-    return min(epochs, key=lambda e: _sortable(e["validation"]["loss"] if e["validation"] else e["loss"]))
+    sign = -1 if is_max else 1
+    return min(epochs, key=lambda e: _sortable(e["validation"].get(monitor) if e["validation"] else e["loss"], sign))
 
 
-def _sortable(value: float | None) -> float:
-    return value if value is not None and not math.isnan(value) else math.inf
+def _sortable(value: float | None, sign: int) -> float:
+    return sign * value if value is not None and not math.isnan(value) else math.inf
 
 
 def _number(value: float | None) -> str:
@@ -53,7 +76,9 @@ def curves(log: RunLog) -> list[Panel]:
     """The loss of every update, its mean, and what was measured after each epoch."""
     steps = [(e["step"], e["loss"]) for e in log.of("step") if e["loss"] is not None]
     epochs = [e for e in log.of("epoch") if e["validation"]]
-    names = list(dict.fromkeys(name for e in epochs for name in e["validation"]))
+    names = dict.fromkeys(
+        name for e in epochs for name, value in e["validation"].items() if not isinstance(value, list)
+    )
     measured = {
         name: Curve(
             f"validation {name}",

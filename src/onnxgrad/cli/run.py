@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from onnxgrad.cli.config import as_typed
+from onnxgrad.cli.find_lr import find_rate
 from onnxgrad.cli.group import Failed
 from onnxgrad.cli.launch import processes
 from onnxgrad.cli.outcome import curves, show_outcome
@@ -20,6 +21,7 @@ from onnxgrad.cli.preparation import Files, Prepared, prepare
 from onnxgrad.cli.run_log import Event, RunLog, read_log, up_to
 from onnxgrad.cli.tensorboard import EventFile
 from onnxgrad.cli.training import Options
+from onnxgrad.train.callbacks import Callback, EarlyStopping, KeepBest
 from onnxgrad.train.fitting import TrainingStoppedError
 from onnxgrad.train.interruption import Interrupted
 
@@ -62,6 +64,9 @@ def run(options: Options, context: click.Context) -> None:
     files = Files.of(options, is_first)
     prepared = prepare(options, launched)
     trainer = prepared.trainer
+    if options.find_lr:
+        find_rate(options, files, prepared)
+        return
     earlier = earlier_events(options, files, trainer.steps)
     if not options.quiet:
         numbers = sum(math.prod(a.shape) for a in trainer.parameters.values())
@@ -84,13 +89,11 @@ def run(options: Options, context: click.Context) -> None:
         run_log.write({"event": "start", "step": trainer.steps, "options": _as_json(options)})
         stack.callback(_plot, files.plot, run_log)  # whatever becomes of the run
         _fit(options, files, prepared, run_log, board, again)
-        if options.keep_best and trainer.ranks.on_first(files.best.is_file):
-            trainer.restore(files.best)
         with _or_go_on(again):
             model_files = trainer.export(files.output)
         run_log.write({"event": "end", "step": trainer.steps})
     if not options.quiet:
-        show_outcome(run_log, list(prepared.metrics), _written(files, model_files, options))
+        show_outcome(run_log, prepared.metrics, options, _written(files, model_files, options))
 
 
 def _plot(path: Path | None, run_log: RunLog) -> None:
@@ -110,16 +113,12 @@ def _fit(
         run_log.write(event)
         if board is not None:
             to_board(board, event)
-        is_epoch = options.keep_best and event["event"] == "epoch"
-        if is_epoch and trainer.ranks.on_first(lambda: _is_best(run_log, event, files.best)):
-            trainer.save(files.best)
-
-    log.on_every_rank = True  # type: ignore[attr-defined]  # because saving is
 
     try:
         trainer.fit(
             prepared.batches, options.epochs, validation=prepared.validation, metrics=prepared.metrics,
             quiet=options.quiet, checkpoint=files.checkpoint, save_every=options.save_every, log=log,
+            callbacks=_callbacks(options, files),
         )  # fmt: skip
     except Interrupted as stop:
         go_on = f"; to go on: {again}" if stop.saved is not None else ""
@@ -142,12 +141,10 @@ def _or_go_on(again: str) -> Iterator[None]:
         ) from None
 
 
-def _is_best(run_log: RunLog, event: Event, path: Path) -> bool:
-    if not path.is_file():
-        return True
-    others = [e["validation"]["loss"] for e in run_log.of("epoch") if e["epoch"] != event["epoch"] and e["validation"]]
-    loss: float = event["validation"]["loss"]
-    return loss <= min((x for x in others if x is not None), default=float("inf"))
+def _callbacks(options: Options, files: Files) -> list[Callback]:
+    monitor = options.monitor or "loss"
+    stopping = [] if options.early_stopping is None else [EarlyStopping(options.early_stopping, monitor)]
+    return [*stopping, *([KeepBest(files.best, monitor)] if options.keep_best else [])]
 
 
 def to_board(board: EventFile, event: Event) -> None:
@@ -158,7 +155,8 @@ def to_board(board: EventFile, event: Event) -> None:
         }
         board.scalars(event["step"], values)
     else:
-        values = {f"validation/{name}": value for name, value in event["validation"].items()}
+        numbers = {name: value for name, value in event["validation"].items() if not isinstance(value, list)}
+        values = {f"validation/{name}": value for name, value in numbers.items()}
         board.scalars(event["step"], {"train/epoch_loss": event["loss"], **values})
         board.flush()
 
