@@ -7,15 +7,18 @@ as a rule, is the last layer. Where names count nothing, each weight with two di
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
 from onnxgrad.graph.node import subgraphs
 
 Block = tuple[str, ...]
-SEPARATORS = re.compile(r"[./]")
 BlockOf = Callable[[str, str], Block | None]  # of the names of a parameter and of a node that reads it
+SEPARATORS = re.compile(r"[./]")
+NUMBER, LAST_NUMBER = re.compile(r"\d+"), re.compile(r".*_\d+")
+COUNTED_AGAIN = {"blocks", "layers"}  # within a stage: `stages.1.blocks.0`
+STEM = "stem"  # `stem.0` is before all blocks
 
 
 def factors(depths: Mapping[str, int], parameters: Mapping[str, object], decay: float) -> dict[str, float]:
@@ -31,7 +34,14 @@ def depths(graph: ir.Graph) -> dict[str, int]:
         for v in graph.initializers.values()
         if v.dtype is not None and v.dtype.is_floating_point()
     }
-    for block_of in (_by_number, _by_last_digits):
+    counted = {block for name in (*weights, *(str(node.name or "") for node in graph)) if (block := _by_number(name))}
+    stages = {block[:-2] for block in counted if block[-2:-1] and block[-2] in COUNTED_AGAIN}
+
+    def by_number(weight: str, node: str) -> Block | None:
+        found = _by_number(weight) or _by_number(node, is_node=True)
+        return None if found in stages else found
+
+    for block_of in (by_number, _by_last_digits):
         found = _Depths(graph, weights, block_of)
         if len(found.of_block) > 1:
             return found.of_weight
@@ -39,19 +49,34 @@ def depths(graph: ir.Graph) -> dict[str, int]:
     return _Depths(graph, weights, lambda weight, node: by_shape[weight], others_follow=True).of_weight
 
 
-def _by_number(weight: str, node: str) -> Block | None:
-    """The part of a name up to its first number, `("encoder", "layer", "3")`."""
-    for name in (weight, node):
-        parts = [part for part in SEPARATORS.split(name) if part]
-        at = next((k for k, part in enumerate(parts) if part.isdigit()), None)
-        if at is not None:
-            return tuple(parts[: at + 1])
-    return None
+def _by_number(name: str, is_node: bool = False) -> Block | None:
+    """The part of a name up to its first number, `("encoder", "layer", "3")` or `("encoder", "layer_3")`.
+
+    The name of a node may end in a number of its own, and repeats the names of modules: /blocks/blocks.3/norm.
+    """
+    parts = _parts(name)
+    at = next((k for k in range(len(parts)) if _counts(parts, k, is_node)), None)
+    if at is None or parts[max(at - 1, 0)] == STEM:
+        return None
+    rest = parts[at + 1 : at + 3]
+    if len(rest) == 2 and rest[0] in COUNTED_AGAIN and NUMBER.fullmatch(rest[1]):
+        at += 2
+    return tuple(parts[: at + 1])
+
+
+def _parts(name: str) -> list[str]:
+    found = [part for part in SEPARATORS.split(name) if part]
+    return [part for k, part in enumerate(found) if not k or part != found[k - 1] or part.isdigit()]
+
+
+def _counts(parts: Sequence[str], k: int, is_node: bool) -> bool:
+    is_scope = k < len(parts) - 1 and not is_node
+    return bool(NUMBER.fullmatch(parts[k]) or (is_scope and LAST_NUMBER.fullmatch(parts[k])))
 
 
 def _by_last_digits(weight: str, node: str) -> Block | None:
-    """The part of a name up to the first word that ends in a number, `("encoder", "encoder_layer_3")`."""
-    scope = [part for part in SEPARATORS.split(weight) if part][:-1]
+    """The part of a name up to the first word that ends in a number, `("features", "denseblock3")`."""
+    scope = _parts(weight)[:-1]
     at = next((k for k, part in enumerate(scope) if part[-1].isdigit()), None)
     return None if at is None else tuple(scope[: at + 1])
 
