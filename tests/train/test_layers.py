@@ -101,24 +101,27 @@ def test_what_is_refused():
         optim.SGD(groups={"*": {"lr_factor": -1}})
 
 
+SMALL_SWIN = {"img_size": 56, "depths": (2, 2), "embed_dim": 24, "num_heads": (1, 2), "window_size": 7}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("dynamo", [True, False])
-@pytest.mark.parametrize("name, how", [
-    ("vit_tiny_patch16_224", {"img_size": 32, "depth": 3}),
-    ("convnext_atto", {}),
-    ("resnet18", {}),
-    ("swin_tiny_patch4_window7_224",
-     {"img_size": 56, "depths": (2, 2), "embed_dim": 24, "num_heads": (1, 2), "window_size": 7}),
+@pytest.mark.parametrize("name, how, dynamo", [
+    ("vit_tiny_patch16_224", {"img_size": 32, "depth": 3}, True),
+    ("vit_tiny_patch16_224", {"img_size": 32, "depth": 3}, False),
+    ("convnext_atto", {"depths": (2, 1, 2, 1)}, False),
+    ("resnet18", {}, False),
+    ("swin_tiny_patch4_window7_224", SMALL_SWIN, False),
 ])  # fmt: skip
 def test_as_in_timm(name, how, dynamo, tmp_path):
     from tests.models.architectures import timm
+    from timm.optim import param_groups_layer_decay
 
     module = timm.create_model(name, num_classes=5, **how)
     size = how.get("img_size", 64)
     export(module, torch.randn(2, 3, size, size), tmp_path / "model.onnx", dynamo=dynamo)
     found = layers_of(tmp_path / "model.onnx")
     last = max(found.values())
-    groups = timm.optim.param_groups_layer_decay(module, 0.0, (), 0.5)
+    groups = param_groups_layer_decay(module, layer_decay=0.5)
     theirs = {id(p): group["lr_scale"] for group in groups for p in group["params"]}
     compared = 0
     for parameter, tensor in module.named_parameters():
