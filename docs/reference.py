@@ -25,6 +25,7 @@ measured beside the loss."""
 LOSSES = "A loss takes the name of the output that predicts, and adds an input for the target."
 OPTIMIZERS = "An optimizer is a small value: its settings, and other settings for parameters of some names."
 SCHEDULES = "The factor of the learning rate at each update."
+CALLBACKS = "What fit() calls along the way: they watch, keep the best epoch, and end training early."
 METRICS = "Numbers for validation data besides the loss; any function of outputs and batch is one."
 GRADIENTS = "Take a model and return the model with its gradient, or with products of its Hessian."
 RUNTIME = "These make our operators known to stock onnxruntime, onnx and models, and set the number of threads."
@@ -37,10 +38,12 @@ names of values, and return the names of their results."""
 
 # What is shown of a class, besides how it is made.
 METHODS = {
-    "Trainer": ("steps", "step", "evaluate", "fit", "save", "restore", "load", "export"),
+    "Trainer": ("steps", "step", "evaluate", "fit", "find_lr", "averages", "save", "restore", "load", "export"),
     "Batches": ("starting_at",),
     "Loss": ("target_like", "formula"),
-    "Metric": ("measure",),
+    "Metric": ("count", "merge", "result"),
+    "Callback": ("on_start", "on_step", "on_epoch", "on_end", "state", "load_state"),
+    "LearningRates": ("smoothed", "suggestion"),
     "GradientCheck": ("worst",),
     "Op": ("__call__", "into", "definition"),
     "Block": ("build",),
@@ -50,6 +53,7 @@ METHODS = {
 # Classes that are not names of the package itself: its functions return and raise them.
 RESULTS = {
     "Record": "onnxgrad.train.fitting",
+    "LearningRates": "onnxgrad.train.find_lr",
     "TrainingStoppedError": "onnxgrad.train.fitting",
     "Interrupted": "onnxgrad.train.interruption",
     "GradientCheck": "onnxgrad.autodiff.check",
@@ -72,8 +76,9 @@ def api_page() -> str:
     """The whole page."""
     parts = [HEAD, "## Training", TRAINING]
     parts += [entry(getattr(onnxgrad, name), f"onnxgrad.{name}") for name in ("Trainer", "Batches")]
-    parts += [of_result(name) for name in ("Record", "TrainingStoppedError", "Interrupted")]
-    for name, sentence in (("losses", LOSSES), ("optim", OPTIMIZERS), ("schedules", SCHEDULES), ("metrics", METRICS)):
+    parts += [of_result(name) for name in ("Record", "LearningRates", "TrainingStoppedError", "Interrupted")]
+    namespaces = {"losses": LOSSES, "optim": OPTIMIZERS, "schedules": SCHEDULES, "metrics": METRICS}
+    for name, sentence in {**namespaces, "callbacks": CALLBACKS}.items():
         parts += [f"## onnxgrad.{name}", sentence, *classes(getattr(onnxgrad, name), f"onnxgrad.{name}")]
     parts += ["## Gradients", GRADIENTS]
     parts += [entry(getattr(onnxgrad, name), f"onnxgrad.{name}") for name in ("gradient", "hvp", "check_gradient")]

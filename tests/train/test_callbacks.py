@@ -197,6 +197,13 @@ def test_what_is_refused(tmp_path):
         EarlyStopping(min_delta=-1)
     with raises(ValueError, "EarlyStopping: mode is 'up', expected 'min' or 'max'"):
         EarlyStopping(mode="up")
+    with raises(TypeError, "fit: callbacks is a single EarlyStopping, expected a list of callbacks"):
+        mine.fit(data(), callbacks=EarlyStopping(), **how)
+    holding = Noting()
+    holding.state = lambda: {"best": np.float32(1)}
+    with raises(TypeError, "fit: the state of the callback Noting cannot be saved as JSON: Object of type float32 is "
+                "not JSON serializable"):  # fmt: skip
+        mine.fit(data(), callbacks=[holding], checkpoint=tmp_path / "run.safetensors", **how)
     ending = Noting()
     ending.on_epoch = lambda trainer, record: True
     with raises(TypeError, "fit: on_epoch of a callback returned True, expected None, or why training ends"):

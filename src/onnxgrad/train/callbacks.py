@@ -1,5 +1,6 @@
 """Callbacks: what fit() calls along the way; they may watch, save, and end training."""
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -181,6 +182,8 @@ class Callbacks:
     """The callbacks of a fit(), as one: its ranks agree about the end of training."""
 
     def __init__(self, given: Iterable[Callback], ranks: SingleProcess) -> None:
+        if isinstance(given, Callback):
+            raise TypeError(f"fit: callbacks is a single {type(given).__name__}, expected a list of callbacks")
         self._given, self._ranks = list(given), ranks
         for one in self._given:
             if not isinstance(one, Callback):
@@ -218,7 +221,13 @@ class Callbacks:
 
     def states(self) -> dict[str, dict[str, Any]]:
         """What checkpoints have of them."""
-        return {name: state for name, one in self._named() if (state := one.state())}
+        found = {name: state for name, one in self._named() if (state := one.state())}
+        for name, state in found.items():
+            try:
+                json.dumps(state)
+            except (TypeError, ValueError) as error:
+                raise TypeError(f"fit: the state of the callback {name} cannot be saved as JSON: {error}") from None
+        return found
 
     def _named(self) -> list[tuple[str, Callback]]:
         """By class, and numbered where there are several of one."""
