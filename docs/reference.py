@@ -59,7 +59,8 @@ RESULTS = {
     "GradientCheck": "onnxgrad.autodiff.check",
     "Compared": "onnxgrad.autodiff.check",
 }
-MADE_BY_USERS = ("Trainer", "Batches")
+MADE_BY_USERS = ("Trainer", "Batches", "EarlyStopping", "KeepBest")
+NOT_FOR_USERS = ("OptimizerState", "Callbacks", "Monitoring")
 VARIABLES = {
     "GradientCheck": "report",
     "ForwardBlock": "block",
@@ -135,7 +136,7 @@ def of_result(name: str) -> str:
 def classes(module: ModuleType, name: str) -> list[str]:
     """The public classes that a module defines, in its order."""
     found = [c for c in vars(module).values() if inspect.isclass(c) and c.__module__ == module.__name__]
-    return [entry(c, f"{name}.{c.__name__}") for c in found if c.__name__ != "OptimizerState" and c.__name__[0] != "_"]
+    return [entry(c, f"{name}.{c.__name__}") for c in found if c.__name__ not in NOT_FOR_USERS and c.__name__[0] != "_"]
 
 
 def entry(thing: Any, name: str) -> str:
