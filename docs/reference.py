@@ -25,6 +25,7 @@ measured beside the loss."""
 LOSSES = "A loss takes the name of the output that predicts, and adds an input for the target."
 OPTIMIZERS = "An optimizer is a small value: its settings, and other settings for parameters of some names."
 SCHEDULES = "The factor of the learning rate at each update."
+CALLBACKS = "What fit() calls along the way: they watch, keep the best epoch, and end training early."
 METRICS = "Numbers for validation data besides the loss; any function of outputs and batch is one."
 GRADIENTS = "Take a model and return the model with its gradient, or with products of its Hessian."
 RUNTIME = "These make our operators known to stock onnxruntime, onnx and models, and set the number of threads."
@@ -37,10 +38,24 @@ names of values, and return the names of their results."""
 
 # What is shown of a class, besides how it is made.
 METHODS = {
-    "Trainer": ("steps", "step", "gradient_norms", "evaluate", "fit", "save", "restore", "load", "export"),
+    "Trainer": (
+        "steps",
+        "step",
+        "gradient_norms",
+        "evaluate",
+        "fit",
+        "find_lr",
+        "averages",
+        "save",
+        "restore",
+        "load",
+        "export",
+    ),
     "Batches": ("starting_at",),
     "Loss": ("target_like", "formula"),
-    "Metric": ("measure",),
+    "Metric": ("count", "merge", "result"),
+    "Callback": ("on_start", "on_step", "on_epoch", "on_end", "state", "load_state"),
+    "LearningRates": ("smoothed", "suggestion"),
     "GradientCheck": ("worst",),
     "Op": ("__call__", "into", "definition"),
     "Block": ("build",),
@@ -50,13 +65,15 @@ METHODS = {
 # Classes that are not names of the package itself: its functions return and raise them.
 RESULTS = {
     "Record": "onnxgrad.train.fitting",
+    "LearningRates": "onnxgrad.train.find_lr",
     "TrainingStoppedError": "onnxgrad.train.fitting",
     "Interrupted": "onnxgrad.train.interruption",
     "StepFiles": "onnxgrad.train.step_file",
     "GradientCheck": "onnxgrad.autodiff.check",
     "Compared": "onnxgrad.autodiff.check",
 }
-MADE_BY_USERS = ("Trainer", "Batches")
+MADE_BY_USERS = ("Trainer", "Batches", "EarlyStopping", "KeepBest")
+NOT_FOR_USERS = ("OptimizerState", "Callbacks", "Monitoring")
 VARIABLES = {
     "GradientCheck": "report",
     "ForwardBlock": "block",
@@ -73,9 +90,10 @@ def api_page() -> str:
     """The whole page."""
     parts = [HEAD, "## Training", TRAINING]
     parts += [entry(getattr(onnxgrad, name), f"onnxgrad.{name}") for name in ("Trainer", "Batches")]
-    parts += [of_result(name) for name in ("Record", "TrainingStoppedError", "Interrupted")]
+    parts += [of_result(name) for name in ("Record", "LearningRates", "TrainingStoppedError", "Interrupted")]
     parts += [entry(onnxgrad.export_step, "onnxgrad.export_step"), of_result("StepFiles")]
-    for name, sentence in (("losses", LOSSES), ("optim", OPTIMIZERS), ("schedules", SCHEDULES), ("metrics", METRICS)):
+    namespaces = {"losses": LOSSES, "optim": OPTIMIZERS, "schedules": SCHEDULES, "metrics": METRICS}
+    for name, sentence in {**namespaces, "callbacks": CALLBACKS}.items():
         parts += [f"## onnxgrad.{name}", sentence, *classes(getattr(onnxgrad, name), f"onnxgrad.{name}")]
     parts += ["## Gradients", GRADIENTS]
     parts += [entry(getattr(onnxgrad, name), f"onnxgrad.{name}") for name in ("gradient", "hvp", "check_gradient")]
@@ -132,7 +150,7 @@ def of_result(name: str) -> str:
 def classes(module: ModuleType, name: str) -> list[str]:
     """The public classes that a module defines, in its order."""
     found = [c for c in vars(module).values() if inspect.isclass(c) and c.__module__ == module.__name__]
-    return [entry(c, f"{name}.{c.__name__}") for c in found if c.__name__ != "OptimizerState" and c.__name__[0] != "_"]
+    return [entry(c, f"{name}.{c.__name__}") for c in found if c.__name__ not in NOT_FOR_USERS and c.__name__[0] != "_"]
 
 
 def entry(thing: Any, name: str) -> str:

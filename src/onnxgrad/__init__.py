@@ -22,7 +22,7 @@ if _TYPE_CHECKING:
     from onnxgrad.autodiff.differentiate import gradient, hvp
     from onnxgrad.passes.session import session
     from onnxgrad.rules import vjp
-    from onnxgrad.train import losses, metrics, optim, schedules
+    from onnxgrad.train import callbacks, losses, metrics, optim, schedules
     from onnxgrad.train.batches import Batches
     from onnxgrad.train.step_file import export_step
     from onnxgrad.train.trainer import Trainer
@@ -35,6 +35,7 @@ __all__ = [
     "Trainer",
     "add_functions",
     "broadcast_gradient_args",
+    "callbacks",
     "check_gradient",
     "export_step",
     "gather_elements_grad",
@@ -62,6 +63,7 @@ __all__ = [
 _LATER = {
     "Batches": "onnxgrad.train.batches",
     "Trainer": "onnxgrad.train.trainer",
+    "callbacks": "onnxgrad.train",
     "check_gradient": "onnxgrad.autodiff.check",
     "export_step": "onnxgrad.train.step_file",
     "gradient": "onnxgrad.autodiff.differentiate",

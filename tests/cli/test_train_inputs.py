@@ -150,7 +150,7 @@ OUT = ("-o", "out.onnx")
         ),
         (
             ("--keep-best",),
-            "--keep-best goes by the loss on examples to validate with: name a file or a share with --val",
+            "--keep-best goes by examples to validate with: name a file or a share with --val",
         ),
         (("--val", "1.5"), "--val is 1.5, expected a file or a share between 0 and 1 of the examples to hold out"),
         (("--val", "0.001"), "--val 0.001 of 72 examples is 0, expected at least one, and one to train on"),

@@ -5,6 +5,7 @@ import pytest
 import torch
 from tests.checks import DEVICE, same_bits
 from tests.gpu import TORCH_DEVICE
+from tests.train.test_ema import averaged
 from tests.train.test_optim import CHOICES, SHAPES, fill, gradients, trained
 
 from onnxgrad.train import optim
@@ -34,6 +35,26 @@ def test_as_on_the_cpu(optimizer, dtype):
         assert np.allclose(mine[name], array, rtol=tolerance, atol=tolerance), name
     again = trained(optimizer, 4, dtype, device=WithoutSessions())
     assert all(same_bits(mine[name], again[name]) for name in expected)
+
+
+@pytest.mark.parametrize("decay", [0.3, 0.99])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_averages_as_on_the_cpu(dtype, decay):
+    mine, expected = (averaged(decay, 4, dtype, device=d) for d in (WithoutSessions(), None))
+    tolerance = 2e-6 if dtype == np.float32 else 1e-14
+    for name, array in expected.items():
+        assert np.allclose(mine[name], array, rtol=tolerance, atol=tolerance), name
+
+
+def test_a_step_that_is_not_good_changes_no_average():
+    device = WithoutSessions()
+    buffers = Buffers(SHAPES, np.float32, device)
+    fill(buffers, buffers.data, gradients(0))
+    average = buffers.new()
+    for is_good in (0.0, 1.0):
+        device.verdict[-1] = is_good
+        device.run("average", buffers.chunks(dict.fromkeys(SHAPES, 0)), buffers.data, average, 1.0)
+        assert np.array_equal(device.to_numpy(average), device.to_numpy(buffers.data) * is_good)
 
 
 @pytest.mark.parametrize("kernel, argument", [("scale", 0.3), ("clamp", 0.5), ("squares", None), ("add", None)])

@@ -125,7 +125,8 @@ def test_what_is_refused():
     with raises(ValueError, "AdamW: form is 'x', expected 'torch' or 'huggingface'"):
         optim.AdamW(form="x")
     with raises(
-        ValueError, "SGD: groups['*'] has 'rate', expected some of dampening, lr, momentum, nesterov, weight_decay"
+        ValueError,
+        "SGD: groups['*'] has 'rate', expected some of dampening, lr, lr_factor, momentum, nesterov, weight_decay",
     ):
         optim.SGD(groups={"*": {"rate": 1}})
     with raises(ValueError, "SGD: groups has 'nothing', which no parameter's name matches"):

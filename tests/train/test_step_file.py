@@ -73,6 +73,11 @@ def test_schedules(name, tmp_path):
     compare(mlp(), tmp_path, batch, schedule=SCHEDULES[name])
 
 
+def test_factors_of_the_learning_rate(tmp_path):
+    optimizer = optim.AdamW(lr=0.01, groups={"*.bias": {"lr_factor": 0.5}})
+    compare(mlp(), tmp_path, batch, optimizer=optimizer, layer_decay=0.5)
+
+
 def test_a_learning_rate_for_each_step(tmp_path):
     files = onnxgrad.export_step(mlp(), tmp_path / "step.onnx", LOSS, optim.SGD(lr=0.1))
     loop = PlainLoop(files.description)
@@ -218,6 +223,7 @@ class Own(optim.AdamW):
     "settings, sentence",
     [
         ({"accumulate": 2}, "a step as a file has no accumulate: make the trainer without it"),
+        ({"ema": 0.9}, "a step as a file has no ema: make the trainer without it"),
         ({"schedule": lambda step: 0.5}, "the schedule is a function of Python, which a graph cannot call: leave it"),
     ],
 )

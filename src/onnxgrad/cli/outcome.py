@@ -3,23 +3,34 @@
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from onnxgrad.cli.plot import Curve, Panel, smoothed
-from onnxgrad.cli.run_log import Event, RunLog
+from onnxgrad.cli.run_log import Event, RunLog, numbers_of
 from onnxgrad.cli.tables import plain_console, show, size
+from onnxgrad.cli.training import Options
+from onnxgrad.train.metrics import ConfusionMatrix, Metric
 from onnxgrad.train.progress import clock, figure, in_bytes
 
 MOST_EPOCHS = 20  # in the table: the last ones, and the best
+MOST_CLASSES = 25  # of a matrix
 
 
-def show_outcome(log: RunLog, metrics: Sequence[str], files: Mapping[str, Path | None]) -> None:
+def show_outcome(
+    log: RunLog, metrics: Mapping[str, Metric], options: Options, files: Mapping[str, Path | None]
+) -> None:
     """Prints tables."""
     epochs = log.of("epoch")
-    best = best_epoch(epochs)
-    heading, rows = epoch_table(epochs, metrics)
+    best = best_epoch(epochs, **monitored(options, metrics))
+    matrices = {name: metric for name, metric in metrics.items() if isinstance(metric, ConfusionMatrix)}
+    heading, rows = epoch_table(epochs, [name for name in metrics if name not in matrices], best)
     first = len(epochs) - MOST_EPOCHS
     rows = [row for k, row in enumerate(rows) if k >= first or epochs[k] is best]
     show(heading, rows, numbers=len(heading) - 2)
+    written = best if options.keep_best else epochs[-1] if epochs else None
+    for name, metric in matrices.items():
+        if written is not None and name in written["validation"]:
+            show_matrix(name, written["epoch"], written["validation"][name], metric.classes)
     console = plain_console()
     if len(rows) < len(epochs):
         console.print(f"… and {len(epochs) - len(rows)} epochs before", markup=False)
@@ -28,9 +39,16 @@ def show_outcome(log: RunLog, metrics: Sequence[str], files: Mapping[str, Path |
     show(["written", "", ""], [[what, str(p), "" if p.is_dir() else size(p)] for what, p in found.items()], numbers=1)
 
 
-def epoch_table(epochs: Sequence[Event], metrics: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+def monitored(options: Options, metrics: Mapping[str, Metric]) -> dict[str, Any]:
+    """What decides which epoch is best; the arguments of best_epoch()."""
+    monitor = options.monitor or "loss"
+    return {"monitor": monitor, "is_max": monitor in metrics and metrics[monitor].higher_is_better}
+
+
+def epoch_table(
+    epochs: Sequence[Event], metrics: Sequence[str], best: Event | None
+) -> tuple[list[str], list[list[str]]]:
     """The heading, and a row for each epoch."""
-    best = best_epoch(epochs)
     measured = ["loss", *metrics] if any(e["validation"] for e in epochs) else []
     heading = ["epoch", "", "updates", "train loss", *(f"val {name}" for name in measured), "time", "peak memory"]
     rows = [
@@ -42,15 +60,27 @@ def epoch_table(epochs: Sequence[Event], metrics: Sequence[str]) -> tuple[list[s
     return heading, rows
 
 
-def best_epoch(epochs: Sequence[Event]) -> Event | None:
-    """The one with the least loss on validation data, or without such the least loss in training."""
+def show_matrix(name: str, epoch: int, matrix: Sequence[Sequence[int]], classes: Sequence[str]) -> None:
+    """Prints the table of a confusion matrix."""
+    labels = list(classes) or [str(k) for k in range(len(matrix))]
+    heading = f"{name} of epoch {epoch}, a row for each true class, a column for each predicted one"
+    if len(labels) > MOST_CLASSES:
+        plain_console().print(f"{heading}: {len(labels)} classes, too many for a table; the log has it", markup=False)
+        return
+    plain_console().print(heading, markup=False)
+    show(["", *labels], [[label, *map(str, row)] for label, row in zip(labels, matrix, strict=True)], len(labels))
+
+
+def best_epoch(epochs: Sequence[Event], monitor: str = "loss", is_max: bool = False) -> Event | None:
+    """The first of the best ones on validation data, or without such that with the least loss in training."""
     if not epochs:
         return None
-    return min(epochs, key=lambda e: _sortable(e["validation"]["loss"] if e["validation"] else e["loss"]))
+    sign = -1 if is_max else 1
+    return min(epochs, key=lambda e: _sortable(e["validation"].get(monitor) if e["validation"] else e["loss"], sign))
 
 
-def _sortable(value: float | None) -> float:
-    return value if value is not None and not math.isnan(value) else math.inf
+def _sortable(value: float | None, sign: int) -> float:
+    return sign * value if value is not None and not math.isnan(value) else math.inf
 
 
 def _number(value: float | None) -> str:
@@ -71,7 +101,7 @@ def curves(log: RunLog) -> list[Panel]:
     """The loss of every update, its mean, and what was measured after each epoch."""
     steps = [(e["step"], e["loss"]) for e in log.of("step") if e["loss"] is not None]
     epochs = [e for e in log.of("epoch") if e["validation"]]
-    names = list(dict.fromkeys(name for e in epochs for name in e["validation"]))
+    names = dict.fromkeys(name for e in epochs for name in numbers_of(e["validation"]))
     measured = {
         name: Curve(
             f"validation {name}",

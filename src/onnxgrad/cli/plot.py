@@ -132,6 +132,29 @@ def _panel(panel: Panel, across: tuple[float, float], below: str) -> list[str]:
     return [*lines, *_legend(panel)]
 
 
+def text_plot(points: Sequence[Point], title: str, below: str, width: int = 72, height: int = 16) -> str:
+    """A curve in letters, for a terminal: the mean of each column."""
+    (left, right), (low, high) = _bounds([x for x, _ in points]), _bounds([y for _, y in points])
+    columns: dict[int, list[float]] = {}
+    for x, y in points:
+        columns.setdefault(round((x - left) / (right - left) * (width - 1)), []).append(y)
+    rows = [[" "] * width for _ in range(height)]
+    for column, values in columns.items():
+        mean = sum(values) / len(values)
+        rows[round((high - mean) / (high - low) * (height - 1))][column] = "•"
+    labels = {round((high - y) / (high - low) * (height - 1)): f"{y:.4g}" for y in ticks(low, high)}
+    margin = max(map(len, [title, *labels.values()]))
+    lines = [title.rjust(margin)]
+    lines += [f"{labels.get(k, ''):>{margin}} │{''.join(row)}".rstrip() for k, row in enumerate(rows)]
+    under, marks = [" "] * (width + 8), ["─"] * width
+    for x in ticks(left, right, 8):
+        at = round((x - left) / (right - left) * (width - 1))
+        text = f"{x:.6g}"
+        marks[at], under[at : at + len(text)] = "┬", text
+    lines += [f"{'':>{margin}} └{''.join(marks)}", f"{'':>{margin}}  {''.join(under).rstrip()}"]
+    return "\n".join([*lines, f"{below:>{margin + 2 + width}}"])
+
+
 def _colours(panel: Panel) -> list[str]:
     strong = iter(COLOURS * len(panel.curves))
     return [PALE if c.pale else next(strong) for c in panel.curves]

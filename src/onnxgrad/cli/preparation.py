@@ -14,6 +14,7 @@ from onnxgrad.cli.plot import expect_plottable
 from onnxgrad.cli.reporting.contents import expect_report
 from onnxgrad.cli.training import Options
 from onnxgrad.graph.files import expect_place, load
+from onnxgrad.graph.suggest import suggestion
 from onnxgrad.passes.find_logits import activation_of
 from onnxgrad.train.batches import Batches
 from onnxgrad.train.losses import Total
@@ -116,11 +117,13 @@ def prepare(options: Options, processes: Processes | None = None) -> Prepared:
     expect_columns(str(options.model), needed)
     if options.metric and options.val is None:
         raise ValueError("--metric is measured on examples to validate with: name a file or a share with --val")
-    if options.keep_best and options.val is None:
-        raise ValueError("--keep-best goes by the loss on examples to validate with: name a file or a share with --val")
+    for name, is_given in (("--keep-best", options.keep_best), ("--early-stopping", options.early_stopping)):
+        if is_given and options.val is None:
+            raise ValueError(f"{name} goes by examples to validate with: name a file or a share with --val")
     made_by = {name: activation_of(value)[0] for name, value in values.items()}
     of_sigmoid = {name for name, node in made_by.items() if node is not None and node.op_type == "Sigmoid"}
     metrics = specs.metrics_by_name(options.metric, loss, outputs, needed, of_sigmoid)
+    _expect_comparable(options, metrics)
     columns, others = read_columns("--data", options.data, needed)
     remarks = [unused(options.data, others)] if others else []
     held_out: Columns | None = None
@@ -151,7 +154,8 @@ def prepare(options: Options, processes: Processes | None = None) -> Prepared:
         options.model, loss, optimizer, options.trainable or None,
         freeze=options.freeze, freeze_statistics=options.freeze_statistics, device=options.device,
         precision=options.precision, schedule=schedule, clip_norm=options.clip_norm, clip_value=options.clip_value,
-        accumulate=options.accumulate, seed=options.seed, recompute=options.recompute,
+        accumulate=options.accumulate, seed=options.seed, recompute=options.recompute, ema=options.ema,
+        layer_decay=options.layer_decay,
         communicator=None if processes is None else processes.communicator, shard_optimizer=options.shard_optimizer,
     )  # fmt: skip
     if options.resume is not None:
@@ -162,6 +166,19 @@ def prepare(options: Options, processes: Processes | None = None) -> Prepared:
     if held_out is not None:
         _try_out("--val", trainer, held_out, options.batch_size, metrics)
     return Prepared(trainer, loss, batches, validating, metrics, updates, remarks)
+
+
+def _expect_comparable(options: Options, metrics: Mapping[str, Metric]) -> None:
+    """Raises one sentence unless --monitor names what can tell which epoch is the best."""
+    name = options.monitor
+    if name is None:
+        return
+    if not options.keep_best and options.early_stopping is None:
+        raise ValueError("--monitor is for --keep-best and --early-stopping")
+    if name not in ("loss", *metrics):
+        raise ValueError(f"--monitor: {name!r} is not measured{suggestion(name, ['loss', *metrics])}")
+    if name != "loss" and metrics[name].higher_is_better is None:
+        raise ValueError(f"--monitor: {name!r} is a {type(metrics[name]).__name__}, not a number that can be best")
 
 
 def _try_out(option: str, trainer: Trainer, columns: Columns, size: int, metrics: Mapping[str, Metric]) -> None:

@@ -12,18 +12,20 @@ from typing import Any
 import click
 
 from onnxgrad.cli.config import as_typed
+from onnxgrad.cli.find_lr import find_rate
 from onnxgrad.cli.group import Failed
 from onnxgrad.cli.launch import processes
-from onnxgrad.cli.outcome import curves, show_outcome
+from onnxgrad.cli.outcome import curves, monitored, show_outcome
 from onnxgrad.cli.plot import write_plot
 from onnxgrad.cli.preparation import Files, Prepared, prepare
 from onnxgrad.cli.reporting.facts import bytes_of, facts_at_start
 from onnxgrad.cli.reporting.layers import NormRecorder
 from onnxgrad.cli.reporting.page import write_report
 from onnxgrad.cli.reporting.worst import examples_event, rows_held_out
-from onnxgrad.cli.run_log import Event, RunLog, read_log, up_to
+from onnxgrad.cli.run_log import Event, RunLog, numbers_of, read_log, up_to
 from onnxgrad.cli.tensorboard import EventFile
 from onnxgrad.cli.training import Options
+from onnxgrad.train.callbacks import Callback, EarlyStopping, KeepBest
 from onnxgrad.train.fitting import TrainingStoppedError
 from onnxgrad.train.interruption import Interrupted
 from onnxgrad.train.progress import waiting
@@ -69,6 +71,9 @@ def run(options: Options, context: click.Context) -> None:
     files = Files.of(options, is_first)
     prepared = prepare(options, launched)
     trainer = prepared.trainer
+    if options.find_lr:
+        find_rate(options, files, prepared)
+        return
     earlier = earlier_events(options, files, trainer.steps)
     if not options.quiet:
         numbers = sum(math.prod(a.shape) for a in trainer.parameters.values())
@@ -89,19 +94,18 @@ def run(options: Options, context: click.Context) -> None:
         if options.tensorboard is not None:
             board = stack.enter_context(EventFile(options.tensorboard, trainer.steps))
         facts = facts_at_start(trainer, options.model, options.device, prepared.batches, prepared.validation)
-        run_log.write({"event": "start", "step": trainer.steps, "options": _as_json(options), **facts})
+        best = monitored(options, prepared.metrics)
+        run_log.write({"event": "start", "step": trainer.steps, "options": _as_json(options), "best": best, **facts})
         stack.callback(_draw, files, run_log)  # whatever becomes of the run
         norms = NormRecorder(trainer, facts["parameters"], prepared.updates) if reports else None
         _fit(options, files, prepared, run_log, board, norms, again)
-        if options.keep_best and trainer.ranks.on_first(files.best.is_file):
-            trainer.restore(files.best)
         with _or_go_on(again), waiting(f"writing {options.output.name}", options.quiet):
             model_files = trainer.export(files.output)
         run_log.write({"event": "end", "step": trainer.steps, "model_bytes": bytes_of(model_files)})
         if reports:
             run_log.write(_examples(options, prepared))
     if not options.quiet:
-        show_outcome(run_log, list(prepared.metrics), _written(files, model_files, options))
+        show_outcome(run_log, prepared.metrics, options, _written(files, model_files, options))
 
 
 def _draw(files: Files, run_log: RunLog) -> None:
@@ -145,16 +149,12 @@ def _fit(
             run_log.write(found)
         if board is not None:
             to_board(board, event)
-        is_epoch = options.keep_best and event["event"] == "epoch"
-        if is_epoch and trainer.ranks.on_first(lambda: _is_best(run_log, event, files.best)):
-            trainer.save(files.best)
-
-    log.on_every_rank = True  # type: ignore[attr-defined]  # because saving is
 
     try:
         trainer.fit(
             prepared.batches, options.epochs, validation=prepared.validation, metrics=prepared.metrics,
             quiet=options.quiet, checkpoint=files.checkpoint, save_every=options.save_every, log=log,
+            callbacks=_callbacks(options, files),
         )  # fmt: skip
     except Interrupted as stop:
         run_log.write({"event": "stopped", "step": trainer.steps, "why": str(stop)})
@@ -179,12 +179,10 @@ def _or_go_on(again: str) -> Iterator[None]:
         ) from None
 
 
-def _is_best(run_log: RunLog, event: Event, path: Path) -> bool:
-    if not path.is_file():
-        return True
-    others = [e["validation"]["loss"] for e in run_log.of("epoch") if e["epoch"] != event["epoch"] and e["validation"]]
-    loss: float = event["validation"]["loss"]
-    return loss <= min((x for x in others if x is not None), default=float("inf"))
+def _callbacks(options: Options, files: Files) -> list[Callback]:
+    monitor = options.monitor or "loss"
+    stopping = [] if options.early_stopping is None else [EarlyStopping(options.early_stopping, monitor)]
+    return [*stopping, *([KeepBest(files.best, monitor)] if options.keep_best else [])]
 
 
 def to_board(board: EventFile, event: Event) -> None:
@@ -195,7 +193,7 @@ def to_board(board: EventFile, event: Event) -> None:
         }
         board.scalars(event["step"], values)
     else:
-        values = {f"validation/{name}": value for name, value in event["validation"].items()}
+        values = {f"validation/{name}": value for name, value in numbers_of(event["validation"]).items()}
         board.scalars(event["step"], {"train/epoch_loss": event["loss"], **values})
         board.flush()
 

@@ -70,6 +70,11 @@ def up_to(events: Sequence[Event], step: int) -> list[Event]:
     return [e for e in events if e["event"] != "end" and e.get("step", 0) <= step]
 
 
+def numbers_of(validation: Mapping[str, Any]) -> dict[str, Any]:
+    """What was measured after an epoch, without what is no single number: matrices."""
+    return {name: value for name, value in validation.items() if not isinstance(value, list)}
+
+
 def _line(event: Mapping[str, Any]) -> str:
     return json.dumps(plain(event), ensure_ascii=False, allow_nan=False) + "\n"
 

@@ -10,6 +10,7 @@ import types
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from types import MappingProxyType
 from typing import Any
 
 from onnxgrad.graph.suggest import listed, suggestion
@@ -93,9 +94,10 @@ def kind_of(spec: Spec) -> type:
     return known[spec.kind]
 
 
-def values_of(spec: Spec, kind: type) -> dict[str, Any]:
-    """The settings as values, under the names of the class."""
-    known, hints = settings_of(kind), typing.get_type_hints(kind)
+def values_of(spec: Spec, kind: type, more: Mapping[str, type] = MappingProxyType({})) -> dict[str, Any]:
+    """The settings as values, under the names of the class; `more` are such as it does not have itself."""
+    known = {**settings_of(kind), **{name.replace("_", "-"): name for name in more}}
+    hints = {**typing.get_type_hints(kind), **more}
     values = {}
     for name, text in spec.settings.items():
         if name not in known:
@@ -120,6 +122,8 @@ def value_of(text: str, hint: Any) -> Any:
             return hint(text)
         except ValueError:
             raise ValueError("a whole number" if hint is int else "a number") from None
+    if hint == tuple[str, ...]:
+        return tuple(text.split(","))
     choices = [c for c in typing.get_args(hint) if c is not types.NoneType]
     if isinstance(hint, types.UnionType) and len(choices) == 1:
         return value_of(text, choices[0])
@@ -179,7 +183,7 @@ def optimizer(text: str, given: Mapping[str, Any], groups: Sequence[str]) -> opt
             raise ValueError(
                 f"--group {group!r} sets nothing, expected a pattern of names as in '*.bias:weight-decay=0'"
             )
-        changed[pattern] = values_of(Spec("--group", group, spec.kind, pattern, settings), kind)
+        changed[pattern] = values_of(Spec("--group", group, spec.kind, pattern, settings), kind, {optim.FACTOR: float})
     return replace(plain, **chosen, groups=changed)
 
 

@@ -63,12 +63,18 @@ class Options:
     weight_decay: Annotated[float | None, option("By default the optimizer's.", type=NOT_NEGATIVE)]
     momentum: Annotated[float | None, option("Of the optimizers that have it.", type=NOT_NEGATIVE)]
     group: Annotated[Sequence[str], option(
-        "Other settings for parameters of some names: '*.bias:weight-decay=0'. Repeatable.", "PATTERN:NAME=VALUE")]
+        "Other settings for parameters of some names: '*.bias:weight-decay=0', 'encoder.*:lr-factor=0.1'. Repeatable.",
+        "PATTERN:NAME=VALUE")]
+    layer_decay: Annotated[float | None, option(
+        "Factor of the learning rate for each layer between a parameter and the model's end.", "FACTOR",
+        type=click.FloatRange(0, 1, min_open=True))]
     schedule: Annotated[str, option(
         "Of the learning rate: KINDS, with settings: 'step:every=500'.", "KIND", cls=KindsOption, default="constant")]
     warmup: Annotated[float | None, option(
         "How long the learning rate grows to its full value; under 1 a share of all updates.", "UPDATES|SHARE",
         type=NOT_NEGATIVE)]
+    find_lr: Annotated[bool, option(
+        "Try learning rates instead of training: shows the loss at each of them, and suggests one.")]
     trainable: Annotated[Sequence[str], option(
         "What to train; by default all parameters, as `onnxgrad inspect` shows them. Repeatable.", "PATTERN")]
     freeze: Annotated[Sequence[str], option("Parameters and statistics to leave as they are. Repeatable.", "PATTERN")]
@@ -77,6 +83,9 @@ class Options:
     clip_norm: Annotated[float | None, option("Bound of the gradient's norm, over all parameters.", type=POSITIVE)]
     clip_value: Annotated[float | None, option("Bound of every number in the gradient.", type=POSITIVE)]
     accumulate: Annotated[int, option("Batches averaged for one update.", type=AT_LEAST_1, default=1)]
+    ema: Annotated[float | None, option(
+        "Keep a moving average of the parameters (0.999): validation and the written model use it.", "DECAY",
+        type=click.FloatRange(0, 1, min_open=True, max_open=True))]
     seed: Annotated[int, option("Of the examples' order, of --val and of Dropout.", type=AT_LEAST_0, default=0)]
     device: Annotated[str, option("Where to compute.", "[cpu|cuda]", type=click.Choice(["cpu", "cuda"]), default="cpu")]
     precision: Annotated[str, option(
@@ -91,7 +100,12 @@ class Options:
     checkpoint: Annotated[Path | None, option("File to resume from; by default beside the output.", "FILE")]
     save_every: Annotated[int | None, option(
         "Write the checkpoint within epochs, too, not only after them.", "UPDATES", type=AT_LEAST_1)]
-    keep_best: Annotated[bool, option("Write the model of the epoch with the least loss on --val.")]
+    keep_best: Annotated[bool, option("Write the model of the best epoch: that with the least loss on --val.")]
+    early_stopping: Annotated[int | None, option(
+        "Stop after so many epochs in a row that were no better than the best one.", "EPOCHS", type=AT_LEAST_1)]
+    monitor: Annotated[str | None, option(
+        "What --keep-best and --early-stopping go by, as the table names it: 'accuracy'. By default the loss.",
+        "METRIC")]
     resume: Annotated[Path | None, option("Go on from a checkpoint, with the same settings.", "FILE")]
     overwrite: Annotated[bool, option(
         "Start anew although there is a checkpoint to resume; write over MODEL itself, if -o says so.")]

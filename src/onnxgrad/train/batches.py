@@ -100,8 +100,7 @@ class BatchChecker:
 def not_finite(batch: Batch) -> str | None:
     """Which input of a batch has a number that is not finite, and in which example; None if there is none."""
     for name, given in batch.items():
-        on_gpu = is_foreign(given) and is_on_gpu(given)
-        array = given.detach().cpu().numpy() if on_gpu else to_numpy(given) if is_foreign(given) else np.asarray(given)
+        array = on_host(given)
         if array.dtype.kind == "f" or array.dtype.name == "bfloat16":
             wrong = ~np.isfinite(array)
             if wrong.any():
@@ -109,6 +108,14 @@ def not_finite(batch: Batch) -> str | None:
                 where = f"in example {at[0]}, at {at}" if at else ""
                 return f"{name} is {float(array[tuple(at)])} {where}".rstrip()
     return None
+
+
+def on_host(given: Any) -> Array:
+    """An array of a batch as NumPy's."""
+    if not is_foreign(given):
+        return np.asarray(given)
+    found: Array = given.detach().cpu().numpy() if is_on_gpu(given) else to_numpy(given)
+    return found
 
 
 def _numpy_type(described: Any) -> np.dtype[Any]:

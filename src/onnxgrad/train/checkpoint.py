@@ -18,6 +18,7 @@ from onnxgrad.train.fitting import Position
 from onnxgrad.train.loss_scale import LossScale
 
 KIND, KIND_WITHOUT_CHECKSUMS = "onnxgrad checkpoint 2", "onnxgrad checkpoint 1"
+LATER_FACTS = {"ema": bool, "callbacks": dict}  # which files of earlier versions lack
 FACTS = "facts"  # their name among the checksums; those of arrays have a slash
 
 
@@ -75,6 +76,7 @@ def _checked_facts(facts: dict[str, Any], source: str) -> dict[str, Any]:
     """Raises one sentence unless they are such as a trainer writes."""
     expected: dict[str, Any] = {"steps": int, "batches": int, "seed": int, "waiting": int, "optimizer": str}
     given = {name: value for name, value in facts.items() if name not in ("place", "loss_scale")}
+    expected |= {name: kind for name, kind in LATER_FACTS.items() if name in facts}
     place = facts.get("place")
     if "loss_scale" in facts:  # in fp16
         scale = facts["loss_scale"]

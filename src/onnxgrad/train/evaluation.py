@@ -4,23 +4,36 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from onnxgrad.tensor_types import Array
+from onnxgrad.train import metrics as kinds
 from onnxgrad.train.batches import Batches, LocalBatch
 from onnxgrad.train.devices import Device
 from onnxgrad.train.distributed.ranks import SingleProcess, on_every_rank
 from onnxgrad.train.distributed.sharding import examples_of
 from onnxgrad.train.graphs import EvaluationGraph
+from onnxgrad.train.metrics import Counts
 from onnxgrad.train.session import Session
 
-Metric = Callable[[Mapping[str, Array], Mapping[str, Any]], float]
+Metric = Callable[[Mapping[str, Array], Mapping[str, Any]], Any]
+
+
+class _MeanOfBatches(kinds.Metric):
+    """The mean of numbers that are known of batches only, weighted by their examples."""
+
+    def result(self, counts: Counts) -> float:
+        return float(counts["total"] / counts["examples"])
+
+
+MEAN = _MeanOfBatches("")
 
 
 class Measured(NamedTuple):
-    """The loss and metrics of a batch."""
+    """The counts of a metric: those of one batch, or of all up to it."""
 
-    number: int
-    examples: int
-    values: dict[str, float]
+    number: int  # of the batch
+    counts: Counts
 
 
 class Evaluation:
@@ -54,9 +67,10 @@ class Evaluation:
             self._session = self._open_session()
         return self._session
 
-    def __call__(self, batches: Iterable[Mapping[str, Any]], metrics: Mapping[str, Metric]) -> dict[str, float]:
-        """Means over examples."""
-        mine: list[Measured] = []
+    def __call__(self, batches: Iterable[Mapping[str, Any]], metrics: Mapping[str, Metric]) -> dict[str, Any]:
+        """The loss, and the results of the metrics."""
+        merging = {"loss": MEAN, **{n: m if isinstance(m, kinds.Metric) else MEAN for n, m in metrics.items()}}
+        mine: dict[str, list[Measured]] = {name: [] for name in merging}
         error, skipped = None, False
         with self._ranks.together():
             try:
@@ -64,19 +78,19 @@ class Evaluation:
                     if self._skips(batch):
                         skipped = True
                         continue
-                    mine.append(Measured(number, examples_of(batch, self._targets), self._measured(batch, metrics)))
+                    for name, counts in self._measured(batch, metrics).items():
+                        _keep(mine[name], Measured(number, counts), merging[name])
             except Exception as problem:  # all ranks raise it, once all are done
                 error = problem
-            found = [one for theirs in self._ranks.all_gather(mine, error) for one in theirs]
-        if not found:
+            of_all = self._ranks.all_gather(mine, error)
+        if not any(theirs["loss"] for theirs in of_all):
             of_size = " of the size that the model takes" if skipped else ""
             raise on_every_rank(ValueError(f"evaluate: there are no batches{of_size}"))
-        totals: dict[str, float] = {}
-        for one in sorted(found, key=lambda m: m.number):
-            for name, value in one.values.items():
-                totals[name] = totals.get(name, 0.0) + value * one.examples
-        examples = sum(one.examples for one in found)
-        return {name: total / examples for name, total in totals.items()}
+        try:
+            return {name: _result(metric, [one for theirs in of_all for one in theirs[name]])
+                    for name, metric in merging.items()}  # fmt: skip
+        except Exception as problem:
+            raise on_every_rank(problem) from None
 
     def _round_robin(self, batches: Iterable[Mapping[str, Any]]) -> Iterator[tuple[int, Mapping[str, Any]]]:
         """This rank's batches, with their numbers."""
@@ -88,9 +102,32 @@ class Evaluation:
             if number % size == rank or isinstance(batch, LocalBatch):
                 yield number, batch
 
-    def _measured(self, batch: Mapping[str, Any], metrics: Mapping[str, Metric]) -> dict[str, float]:
+    def _measured(self, batch: Mapping[str, Any], metrics: Mapping[str, Metric]) -> dict[str, Counts]:
         with self._device.at_work():
             results = self.open().run(batch)
         outputs = {name: results[name] for name in self._graph.predictions}
-        loss = float(results[self._graph.loss].reshape(()))
-        return {"loss": loss, **{name: float(metric(outputs, batch)) for name, metric in metrics.items()}}
+        examples = examples_of(batch, self._targets)
+
+        def weighted(number: Any) -> Counts:
+            return {"total": float(number) * examples, "examples": examples}
+
+        found = {"loss": weighted(results[self._graph.loss].reshape(()))}
+        for name, metric in metrics.items():
+            if isinstance(metric, kinds.Metric):
+                found[name] = metric.of_batch(outputs, batch)
+            else:
+                found[name] = weighted(metric(outputs, batch))
+        return found
+
+
+def _keep(kept: list[Measured], one: Measured, metric: kinds.Metric) -> None:
+    """Adds the counts of a batch; whole numbers at once, as in any order they have the same sum."""
+    are_whole = all(np.issubdtype(np.asarray(value).dtype, np.integer) for value in one.counts.values())
+    if kept and are_whole:
+        one = Measured(one.number, metric.merge([kept.pop().counts, one.counts]))
+    kept.append(one)
+
+
+def _result(metric: kinds.Metric, measured: Sequence[Measured]) -> Any:
+    in_order = sorted(measured, key=lambda one: one.number)
+    return metric.result(metric.merge([one.counts for one in in_order]))

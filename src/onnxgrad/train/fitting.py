@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from onnxgrad.train.batches import Batches, not_finite
+from onnxgrad.train.callbacks import Callbacks
 from onnxgrad.train.distributed.ranks import Ranks, SingleProcess, on_every_rank
 from onnxgrad.train.interruption import Interrupted, Interruption
 from onnxgrad.train.pending_loss import PendingLoss
@@ -37,7 +38,7 @@ class Record:
     steps: int
     loss: float
     seconds: float
-    validation: dict[str, float]
+    validation: dict[str, Any]
     peak_memory: int = 0
 
 
@@ -64,6 +65,7 @@ class FitOptions:
     checkpoint: Path | None
     save_every: int | None
     log: Log | None
+    callbacks: Callbacks
 
     def __post_init__(self) -> None:
         for name, least in (("epochs", 1), ("save_every", 1)):
@@ -72,6 +74,7 @@ class FitOptions:
                 raise ValueError(f"fit: {name} is {value!r}, expected a number of at least {least}")
         if self.save_every is not None and self.checkpoint is None:
             raise ValueError("fit: save_every needs a checkpoint, the file to write")
+        self.callbacks.expect({} if self.validation is None else self.metrics)
 
     def expect_place(self) -> None:
         """Raises one sentence if the folder of the checkpoint does not exist."""
@@ -81,18 +84,27 @@ class FitOptions:
             )
 
 
-def fit(trainer: "Trainer", options: FitOptions, position: Position, quiet: bool) -> list[Record]:
-    """Runs from a position, which it moves along; the position is the trainer's, whose checkpoints contain it."""
-    records = []
+def fit(
+    trainer: "Trainer", options: FitOptions, position: Position, states: Mapping[str, Any], quiet: bool
+) -> list[Record]:
+    """Runs from a position, which it moves along; the position is the trainer's, whose checkpoints contain it.
+
+    `states` are those of the callbacks, if the run is resumed.
+    """
+    records: list[Record] = []
     ranks = trainer.ranks
     with Progress(quiet or not ranks.is_first) as progress, Interruption(quiet=not ranks.is_first) as interruption:
         _say_remarks(trainer, progress)
         ranks.listen_to(interruption)
         try:
-            while position.epoch < options.epochs:
-                records.append(_epoch(trainer, options, position, progress))
+            reason = options.callbacks.start(trainer, states)
+            while position.epoch < options.epochs and reason is None:
+                reason = _epoch(trainer, options, position, progress, records)
                 if ranks.agree_to_stop():
                     raise _Signalled
+            if reason is not None:
+                progress.say(f"training ends after epoch {position.epoch}, step {trainer.steps}: {reason}")
+            options.callbacks.end(trainer)
         except _Signalled:
             assert ranks.stop is not None
             raise on_every_rank(_interrupted(trainer, options, ranks.stop)) from None
@@ -109,13 +121,16 @@ class _Signalled(Exception):  # noqa: N818, nothing went wrong
     """A signal has come, and the step is complete."""
 
 
-def _epoch(trainer: "Trainer", options: FitOptions, position: Position, progress: Progress) -> Record:
+def _epoch(
+    trainer: "Trainer", options: FitOptions, position: Position, progress: Progress, records: list[Record]
+) -> str | None:
+    """Adds the record of an epoch; why training ends with it, or within it, if it does."""
     start = time.perf_counter()
     length = len(options.batches) if isinstance(options.batches, Sized) else None
     progress.start_epoch(position.epoch + 1, options.epochs, length, position.batches)
     ranks = trainer.ranks
     unseen: _Step | None = None  # a step whose loss is not looked at yet: a GPU may still be at it
-    for batch in ranks.each(_rest_of_epoch(options.batches, position, ranks)):
+    for batch in ranks.each(rest_of_epoch(options.batches, position, ranks)):
         if trainer.skips(batch):
             progress.say("a batch is left out: it is smaller than those that the model takes")
             continue
@@ -131,13 +146,16 @@ def _epoch(trainer: "Trainer", options: FitOptions, position: Position, progress
         updates = trainer.steps > before
         unseen = _Step(loss, trainer.steps if updates else None, rate, trainer, time.perf_counter() - start)
         saves_here = updates and options.save_every is not None and trainer.steps % options.save_every == 0
-        if ranks.stop or saves_here or not isinstance(loss, PendingLoss):
-            _see(unseen, options, position, progress)
+        reason = None
+        if ranks.stop or saves_here or options.callbacks.watch_steps or not isinstance(loss, PendingLoss):
+            reason = _see(unseen, options, position, progress)
             unseen = None
-        if saves_here and options.checkpoint is not None:
+        if (saves_here or reason is not None) and options.checkpoint is not None:
             trainer.save(options.checkpoint)
         if ranks.stop:
             raise _Signalled
+        if reason is not None:
+            return reason
     if unseen is not None:
         _see(unseen, options, position, progress)
     if not position.batches:
@@ -155,9 +173,11 @@ def _epoch(trainer: "Trainer", options: FitOptions, position: Position, progress
     progress.end_epoch(record)
     facts = {"step" if k == "steps" else k: v for k, v in asdict(record).items()}
     _log(options, event="epoch", **facts)
+    records.append(record)
+    reason = options.callbacks.after_epoch(trainer, record)
     if options.checkpoint is not None:
         trainer.save(options.checkpoint)
-    return record
+    return reason
 
 
 def _say_remarks(trainer: "Trainer", progress: Progress) -> None:
@@ -175,22 +195,30 @@ class _Step(NamedTuple):
     seconds: float  # since the epoch began
 
 
-def _see(step: _Step, options: FitOptions, position: Position, progress: Progress) -> None:
-    """Takes the outcome of a step into account: it raises if the step went wrong, and then has not been made."""
+def _see(step: _Step, options: FitOptions, position: Position, progress: Progress) -> str | None:
+    """Takes the outcome of a step into account: it raises if the step went wrong, and then has not been made.
+
+    Returns why training ends, if a callback wants that.
+    """
     loss = float(step.loss)
     position.batches += 1
     position.total += loss
     position.waiting += 1
     position.waiting_total += loss
     progress.advance(loss, step.rate)
-    if step.number is not None:
-        mean, norm = position.waiting_total / position.waiting, getattr(step.loss, "gradient_norm", None)
-        position.waiting, position.waiting_total = 0, 0.0
-        _log(options, event="step", epoch=position.epoch + 1, step=step.number, loss=mean, lr=step.rate,
-              gradient_norm=step.trainer.gradient_norm if norm is None else norm, seconds=step.seconds)  # fmt: skip
+    if step.number is None:
+        return None
+    mean, norm = position.waiting_total / position.waiting, getattr(step.loss, "gradient_norm", None)
+    position.waiting, position.waiting_total = 0, 0.0
+    facts = {
+        "epoch": position.epoch + 1, "step": step.number, "loss": mean, "lr": step.rate,
+        "gradient_norm": step.trainer.gradient_norm if norm is None else norm, "seconds": step.seconds,
+    }  # fmt: skip
+    _log(options, event="step", **facts)
+    return options.callbacks.after_step(step.trainer, facts)
 
 
-def _rest_of_epoch(
+def rest_of_epoch(
     batches: Iterable[Mapping[str, Any]], position: Position, ranks: SingleProcess
 ) -> Iterator[Mapping[str, Any]]:
     """The batches left of an epoch; those of Batches in the order they would have come, sliced by rank."""

@@ -355,6 +355,7 @@ class BCEWithLogits(_ReducedLoss):
     """
 
     activations = ("Sigmoid",)
+    threshold: ClassVar[float] = 0.0  # of metrics
     reduction: str = "mean"
     pos_weight: float | Sequence[float] | None = None
 
@@ -373,7 +374,7 @@ class BCE(_ReducedLoss):
     Logarithms are not below -100, and have no gradient there.
     """
 
-    threshold: ClassVar[float] = 0.5  # of BinaryAccuracy
+    threshold: ClassVar[float] = 0.5  # of metrics
     reduction: str = "mean"
 
     def formula(self, prediction: Tensor, target: Tensor) -> Tensor:

@@ -18,6 +18,8 @@ from onnxgrad.train.buffers import Buffers
 from onnxgrad.train.distributed.ranks import Ranks
 
 Groups = Mapping[str, Mapping[str, Any]]
+AVERAGE = "average"  # a slot that is no optimizer's: the moving average of the parameters
+FACTOR = "lr_factor"  # a setting that only groups have
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class Optimizer:
     """What all of them have: the learning rate `lr` and `weight_decay`.
 
     `groups` maps patterns of parameter names to the settings that differ for them, `{"*.bias": {"weight_decay": 0.0}}`;
-    the first matching pattern counts.
+    the first matching pattern counts. `lr_factor` in a group multiplies the learning rate.
     """
 
     slots: ClassVar[tuple[str, ...]] = ()  # arrays kept for every parameter
@@ -34,7 +36,7 @@ class Optimizer:
     groups: Groups = field(default_factory=dict, kw_only=True)
 
     def __post_init__(self) -> None:
-        settings = {f.name for f in fields(self)} - {"groups"}
+        settings = {f.name for f in fields(self)} - {"groups"} | {FACTOR}
         for pattern, changed in self.groups.items():
             for name in changed:
                 if name not in settings:
@@ -44,7 +46,7 @@ class Optimizer:
             self._check({**self.numbers, **numbers})
 
     def _check(self, numbers: Mapping[str, Any]) -> None:
-        for name in ("lr", "weight_decay", "eps", "momentum", "alpha"):
+        for name in ("lr", FACTOR, "weight_decay", "eps", "momentum", "alpha"):
             if name in numbers and not (isinstance(numbers[name], (int, float)) and 0 <= numbers[name] < math.inf):
                 raise ValueError(f"{self.name}: {name} is {numbers[name]!r}, expected a number of at least 0")
         for beta in numbers.get("betas", ()):
@@ -63,9 +65,18 @@ class Optimizer:
         """Its settings, without the groups."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "groups"}
 
-    def start(self, buffers: Buffers, ranks: Ranks | None = None) -> "OptimizerState":
-        """The state before the first step; with `ranks`, of this rank's shard of the parameters alone."""
-        return OptimizerState(self, buffers, ranks)
+    def start(
+        self,
+        buffers: Buffers,
+        ranks: Ranks | None = None,
+        factors: Mapping[str, float] | None = None,
+        decay: float | None = None,
+    ) -> "OptimizerState":
+        """The state before the first step; with `ranks`, of this rank's shard of the parameters alone.
+
+        `factors` of the learning rate are by name of parameter. With `decay` there is a moving average of parameters.
+        """
+        return OptimizerState(self, buffers, ranks, factors or {}, decay)
 
     def hyper(self, numbers: Mapping[str, Any], lr: Any, step: Any) -> tuple[Any, ...]:
         """The hyperparameters as the kernel takes them: a row of numbers, of float64 values where these are of a graph.
@@ -96,25 +107,38 @@ class OptimizerState:
     `data` are the parameters that it updates and `grad` their gradients; with `ranks` one shard of them, as the slots.
     """
 
-    def __init__(self, optimizer: Optimizer, buffers: Buffers, ranks: Ranks | None = None) -> None:
-        self.optimizer, self.buffers, self.steps, self._ranks = optimizer, buffers, 0, ranks
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        buffers: Buffers,
+        ranks: Ranks | None,
+        factors: Mapping[str, float],
+        decay: float | None,
+    ) -> None:
+        self.optimizer, self.buffers, self.steps, self._ranks, self._decay = optimizer, buffers, 0, ranks, decay
         self.data, self.grad = buffers.data, buffers.grad
         if ranks is not None:
             self.data = buffers.data[ranks.rank * buffers.shard : (ranks.rank + 1) * buffers.shard]
             self.grad = self.new()
         self.slots = {slot: self.new(optimizer.initial(slot)) for slot in optimizer.slots if optimizer.needs(slot)}
+        if decay is not None:
+            self.slots[AVERAGE] = self.new()
         self._nothing = buffers.device.zeros(0, buffers.dtype)
         patterns = list(optimizer.groups)
         unused = [p for p in patterns if not any(fnmatch.fnmatchcase(part.name, p) for part in buffers.slices)]
         if unused:
             raise ValueError(f"{optimizer.name}: groups has {unused[0]!r}, which no parameter's name matches")
-        group_of = {}
-        for part in buffers.slices:  # the first pattern that matches; the last group has the rest
+        settings = [*optimizer.groups.values(), {}]
+        group_of: dict[str, int] = {}
+        kinds: dict[tuple[int, float], int] = {}  # groups, by pattern and factor
+        for part in buffers.slices:  # the first pattern that matches; the last one has the rest
             matching = (k for k, pattern in enumerate(patterns) if fnmatch.fnmatchcase(part.name, pattern))
-            group_of[part.name] = next(matching, len(patterns))
+            kind = next(matching, len(patterns)), factors.get(part.name, 1.0)
+            group_of[part.name] = kinds.setdefault(kind, len(kinds))
         self.chunks = buffers.chunks(group_of, None if ranks is None else ranks.rank)
         self.all_chunks = self.chunks if ranks is None else buffers.chunks(group_of)
-        self.numbers = [*({**optimizer.numbers, **changed} for changed in optimizer.groups.values()), optimizer.numbers]
+        self.numbers = [_with_rate({**optimizer.numbers, **settings[k]}, factor) for k, factor in kinds]
+        self.numbers_of = {name: self.numbers[k] for name, k in group_of.items()}  # by parameter
         self.workspace: dict[str, Any] = {}  # of a kernel
 
     def new(self, fill: float = 0.0) -> Any:
@@ -138,11 +162,23 @@ class OptimizerState:
         self.steps += 1
         rows = [self.optimizer.hyper(n, n["lr"] * rate, self.steps) for n in self.numbers]
         self.optimizer.update(self, np.array(rows, np.float64))
+        if self._decay is not None:  # the first average is what the first update made, as PyTorch's is
+            weight = 1.0 if self.steps == 1 else 1 - self._decay
+            self.buffers.device.run("average", self.chunks, self.data, self.slots[AVERAGE], weight)
+
+    def start_average(self) -> None:
+        """Before the first update the average is what the parameters are."""
+        if AVERAGE in self.slots:
+            self.buffers.device.copy(self.slots[AVERAGE], self.data)
 
     def launch(self, kernel: str, hyper: Array, *rest: Any) -> None:
         """Runs a kernel over all parameters, with the slots, empty where not needed, and its other arguments."""
         slots = [self.slots.get(slot, self._nothing) for slot in self.optimizer.slots]
         self.buffers.device.run(kernel, self.chunks, hyper, self.data, self.grad, *slots, *rest)
+
+
+def _with_rate(numbers: Mapping[str, Any], factor: float) -> dict[str, Any]:
+    return {**numbers, "lr": numbers["lr"] * numbers.get(FACTOR, 1.0) * factor}
 
 
 @dataclass(frozen=True)

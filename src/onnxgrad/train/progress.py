@@ -110,7 +110,8 @@ class Progress:
 
     def end_epoch(self, record: Any) -> None:
         """A line that stays."""
-        found = "".join(f"  {name} {figure(value)}" for name, value in record.validation.items())
+        numbers = {name: value for name, value in record.validation.items() if not isinstance(value, list)}
+        found = "".join(f"  {name} {figure(value)}" for name, value in numbers.items())
         checked = f"  validation:{found}" if found else ""
         held = f"  peak memory {in_bytes(record.peak_memory)}" if record.peak_memory else ""
         end = f"{checked}  {clock(record.seconds)}{held}"

@@ -1,6 +1,5 @@
 """export_step(): a training step as plain ONNX files, which any onnxruntime runs, with no onnxgrad beside it."""
 
-import fnmatch
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -101,6 +100,7 @@ def _trainer_of(model: Any, loss: Any, optimizer: Any, trainable: Any, settings:
         ("accumulate", trainer.accumulate != 1),
         ("precision", trainer.precision != "float32"),
         ("communicator", trainer.ranks.size != 1),
+        ("ema", trainer.ema is not None),
     ):
         if is_other:
             raise ValueError(f"export_step: a step as a file has no {what}: make the trainer without it")
@@ -213,7 +213,7 @@ class _State:
         for name, g in zip(gradients, limited, strict=True):
             p = self.builder.tensor(self._inputs[name])
             slots = {slot: self._new_input(f"{name}.{slot}", p.dtype, p.value.shape) for slot in arrays}
-            numbers = _numbers(optimizer, name)
+            numbers = trainer.numbers_of(name)
             scaled = base * (numbers["lr"] / optimizer.lr) if optimizer.lr else base
             hyper = [
                 op.CastLike(x, p) if isinstance(x, Tensor) else x for x in optimizer.hyper(numbers, scaled, done + 1)
@@ -242,12 +242,6 @@ class _State:
     def _keep(self, kind: str, name: str, following: str, array: Any) -> None:
         self.following[name], self.kinds[name] = following, kind
         self.initial[name] = np.array(self._trainer.on_host(array))
-
-
-def _numbers(optimizer: Optimizer, name: str) -> dict[str, Any]:
-    """The settings for one parameter."""
-    changed = next((c for p, c in optimizer.groups.items() if fnmatch.fnmatchcase(name, p)), {})
-    return {**optimizer.numbers, **changed}
 
 
 def _description(

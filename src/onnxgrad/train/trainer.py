@@ -1,6 +1,7 @@
 """Trainer: trains an ONNX model with a loss and an optimizer, in stock onnxruntime."""
 
 import contextlib
+import copy
 import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,17 +25,20 @@ from onnxgrad.tensor_types import Array
 from onnxgrad.train.batch_dimension import with_free_batch
 from onnxgrad.train.batches import Batches, LocalBatch, not_finite
 from onnxgrad.train.buffers import Buffers, side_by_side
+from onnxgrad.train.callbacks import Callback, Callbacks
 from onnxgrad.train.checkpoint import check_arrays, read_checkpoint, write_checkpoint
 from onnxgrad.train.devices import device_of
 from onnxgrad.train.distributed.collectives import CHECK_EVERY, Collectives
 from onnxgrad.train.distributed.ranks import Ranks, on_every_rank, ranks_of
 from onnxgrad.train.distributed.sharding import BatchSlicer
 from onnxgrad.train.evaluation import Evaluation, Metric
+from onnxgrad.train.find_lr import LearningRates, epoch_of, expect_range, find_lr
 from onnxgrad.train.fitting import FitOptions, Log, Position, Record, TrainingStoppedError, fit
 from onnxgrad.train.graphs import LOSS_SCALE, EvaluationGraph, Selection, StepGraph, evaluation_graph, step_graph
+from onnxgrad.train.layers import depths, factors
 from onnxgrad.train.loss_scale import LossScale
 from onnxgrad.train.losses import Loss, Total
-from onnxgrad.train.optim import Optimizer
+from onnxgrad.train.optim import AVERAGE, Optimizer
 from onnxgrad.train.pending_loss import PendingLoss, StepAhead
 from onnxgrad.train.schedules import Constant, Schedule
 from onnxgrad.train.session import Session
@@ -60,6 +64,11 @@ class Trainer:
     If it is "blocks", or patterns of the names of nodes or scopes, so does the rest of the model: what these compute is
     computed again for the gradients, instead of being kept until then. The losses stay the same.
 
+    With `ema`, a decay such as 0.999, a moving average of the parameters is kept, which evaluate() and export() use
+    instead of the parameters; running statistics, which are averages already, are the trainer's own, as PyTorch's
+    AveragedModel has them. `layer_decay` multiplies the learning rate once for each layer between a parameter and the
+    model's end: the first layers, which know the most, then change the least.
+
     With a `communicator`, of mpi4py or a process group of torch.distributed, its processes train together, on a slice
     of every batch each: all are given the same batches, and do what one process alone would do. With `shard_optimizer`
     each keeps and updates its shard of the optimizer's state. Every method is called by all of them, and only the first
@@ -67,6 +76,7 @@ class Trainer:
 
     `parameters`, `gradients` and `statistics` (running means and variances) are the trainer's own arrays, by name:
     NumPy's on the CPU, torch's on a GPU.
+    `averages` are those of `ema`.
     `remarks` are sentences about how this model is trained, which fit() prints before it starts.
     Weights of half types are trained in float32, and exported in their own type again.
     """
@@ -88,6 +98,8 @@ class Trainer:
         clip_value: float | None = None,
         accumulate: int = 1,
         seed: int = 0,
+        ema: float | None = None,
+        layer_decay: float | None = None,
         communicator: Any = None,
         shard_optimizer: bool = False,
     ) -> None:
@@ -98,6 +110,10 @@ class Trainer:
         for name, limit in (("clip_norm", clip_norm), ("clip_value", clip_value)):
             if limit is not None and not limit > 0:
                 raise ValueError(f"Trainer: {name} is {limit!r}, expected a number above 0")
+        if ema is not None and not 0 < ema < 1:
+            raise ValueError(f"Trainer: ema is {ema!r}, expected a decay above 0 and under 1, such as 0.999")
+        if layer_decay is not None and not 0 < layer_decay <= 1:
+            raise ValueError(f"Trainer: layer_decay is {layer_decay!r}, expected a factor above 0 and at most 1")
         if not isinstance(recompute, bool) and not _are_names(recompute):
             raise TypeError(f"Trainer: recompute is {recompute!r}, expected True, 'blocks' or patterns of names")
         if shard_optimizer and communicator is None:
@@ -112,13 +128,16 @@ class Trainer:
         self.skipped = 0  # updates that fp16 gradients were too large for
         self._source = Path(model).absolute() if isinstance(model, (str, Path)) else model
         self.optimizer, self.schedule = optimizer, schedule or Constant()
-        self._clip_norm, self._clip_value, self._accumulate = clip_norm, clip_value, accumulate
+        self._clip_norm, self._clip_value, self.accumulate = clip_norm, clip_value, accumulate
         self.seed, self._batches = seed, 0
+        self.ema, self._layer_decay = ema, layer_decay
         self._norm = 0.0  # of the last update's gradient that is known, before clipping
         self._ahead: StepAhead | None = None  # a step that a GPU may still be at
         self._said = 0  # remarks that fit() has printed
         self._evaluation: Any = None
         self._position: Position | None = None  # of a fit() at work, or of one that a checkpoint was saved by
+        self._callbacks: Callbacks | None = None  # of a fit() at work
+        self._callback_states: dict[str, Any] = {}  # of one that a checkpoint was saved by
         self._slicer = BatchSlicer(ranks, loss) if isinstance(ranks, Ranks) else None
         use_amx = all(ranks.all_gather(self._device.has_amx))
         group = ranks.group if isinstance(ranks, Ranks) else None
@@ -140,13 +159,16 @@ class Trainer:
                 precision,
                 recompute,
             )
+            layers = None if layer_decay is None else depths(prepared.graph)
             evaluated = self._make_graphs(prepared)
             self.remarks: list[str] = prepared.remarks
-            self._make_arrays(weights, shard_optimizer)
+            rates = None if layers is None else self._rates_of(layers)
+            self._make_arrays(weights, shard_optimizer, rates)
             self._make_sessions(evaluated, loss)
         if self._collectives is not None:
             self._collectives.ranks.expect_same(self._facts())
             self._collectives.broadcast([self._buffers.data, *self.statistics.values()])
+        self._state.start_average()
         give_back()  # the graphs and weights that all this was made from
 
     def _make_graphs(self, prepared: Draft) -> EvaluationGraph:
@@ -239,11 +261,6 @@ class Trainer:
             return step, evaluation_graph(inference, loss, step)
 
     @property
-    def accumulate(self) -> int:
-        """Micro-batches averaged for one update."""
-        return self._accumulate
-
-    @property
     def clipping(self) -> tuple[float | None, float | None]:
         """The bounds of the gradient's norm and of its numbers."""
         return self._clip_norm, self._clip_value
@@ -252,6 +269,10 @@ class Trainer:
     def source_path(self) -> Path | None:
         """The file of the model, if it came from one."""
         return self._source if isinstance(self._source, Path) else None
+
+    def numbers_of(self, name: str) -> dict[str, Any]:
+        """The optimizer's settings for a parameter."""
+        return self._state.numbers_of[name]
 
     def optimizer_arrays(self) -> dict[str, dict[str, Any]]:
         """What the optimizer keeps for every parameter, by slot and parameter."""
@@ -263,15 +284,30 @@ class Trainer:
         expect_weights(model, "Trainer")
         return Draft(model, "Trainer").run(RESTORE).model  # type: ignore[no-any-return]
 
+    def _rates_of(self, layers: Mapping[str, int]) -> dict[str, float]:
+        """The factor of the learning rate of each parameter, and a remark about them."""
+        assert self._layer_decay is not None
+        found = factors(layers, self._step.gradients, self._layer_decay)
+        first = min(found, key=lambda name: found[name])
+        last = max(reversed(found), key=lambda name: found[name])
+        self.remarks.append(
+            f"layer decay: {len(set(found.values()))} layers; {first!r} has {found[first]:.3g} of the learning rate, "
+            f"{last!r} has {found[last]:.3g} of it"
+        )
+        return found
+
     def _facts(self) -> list[tuple[str, Any]]:
         """What has to be the same on all ranks."""
-        names = ("optimizer", "schedule", "seed", "_clip_norm", "_clip_value", "_accumulate", "precision")
+        names = ("optimizer", "schedule", "seed", "ema", "_layer_decay", "_clip_norm", "_clip_value", "accumulate",
+                 "precision")  # fmt: skip
         parameters = [(f"the parameter {p.name!r}", p.shape) for p in self._buffers.slices]
         nodes = [(f"the node {node.name!r}", node.op_type) for node in self._step.model.graph]
         shards = ("shard_optimizer", self._collectives is not None and self._collectives.shards_optimizer)
         return [*((name.lstrip("_"), getattr(self, name)) for name in names), shards, *parameters, *nodes]
 
-    def _make_arrays(self, weights: Mapping[str, Any], shard_optimizer: bool) -> None:
+    def _make_arrays(
+        self, weights: Mapping[str, Any], shard_optimizer: bool, rates: Mapping[str, float] | None
+    ) -> None:
         shapes = {name: tuple(weights[name].shape.numpy()) for name in self._step.gradients}
         if not shapes:
             raise ValueError("Trainer: the model has no parameters to train")
@@ -281,7 +317,10 @@ class Trainer:
             self._device.copy(array, weights[name].numpy().astype(self._buffers.dtype, copy=False))
         self.gradients = self._buffers.views(self._buffers.grad)
         ranks = self.ranks if isinstance(self.ranks, Ranks) else None
-        self._state = self.optimizer.start(self._buffers, ranks if shard_optimizer else None)
+        self._state = self.optimizer.start(self._buffers, ranks if shard_optimizer else None, rates, self.ema)
+        # The average of all parameters, as the evaluation reads it; where ranks have a shard each, gathered before.
+        average = self._state.slots.get(AVERAGE)
+        self._average = self._buffers.new() if average is not None and shard_optimizer else average
         self._collectives = None if ranks is None else Collectives(ranks, self._buffers, self._device, self._state)
         pairs = [pair for s in self._step.statistics for pair in zip(s.current, s.following, strict=True)]
         self._current, self.statistics = side_by_side({now: weights[now].numpy() for now, _ in pairs}, self._device)
@@ -293,7 +332,7 @@ class Trainer:
             if s.unread is not None
         }
         # Gradients of several micro-batches are added up here; a single one is used where it is.
-        self._total = self._buffers.new() if self._accumulate > 1 else None
+        self._total = self._buffers.new() if self.accumulate > 1 else None
         self._waiting = 0  # micro-batches in it
         self._sums = self._device.zeros(len(self._state.chunks), np.float64)
 
@@ -325,7 +364,8 @@ class Trainer:
         self._step_session = Session(step.model, inputs, outputs, self._device, validate, capture=True)
         self._is_first = True  # whether it has not run yet
         used = {str(v.name) for v in evaluated.model.graph.inputs}
-        inputs = {name: array for name, array in changed.items() if name in used}
+        evaluated_with = changed if self._average is None else {**changed, **self._buffers.views(self._average)}
+        inputs = {name: array for name, array in evaluated_with.items() if name in used}
         open_session = functools.partial(Session, evaluated.model, inputs, {}, self._device, validate)
         targets = [] if isinstance(loss, str) else [part.target for part in loss.parts]
         if self._evaluation is not None:
@@ -337,6 +377,17 @@ class Trainer:
     def steps(self) -> int:
         """Updates made."""
         return self._state.steps
+
+    @property
+    def averages(self) -> dict[str, Any]:
+        """The moving averages of `ema`, by name; empty without it."""
+        self._settle()
+        if self._average is None:
+            return {}
+        if self._collectives is not None and self._collectives.shards_optimizer:
+            self.ranks.meet()
+            self._collectives.all_gather_slot(self._state.slots[AVERAGE], self._average)
+        return self._buffers.views(self._average)
 
     @property
     def peak_memory(self) -> int:
@@ -372,7 +423,7 @@ class Trainer:
             if self._narrow is not None:
                 self._device.copy(self._narrow, self._buffers.data)
             # Sums of several batches or processes, and loss scales, are decided about by the host.
-            is_ahead = self._device.name != "cpu" and not any((self._accumulate > 1, self._scale, self._collectives))
+            is_ahead = self._device.name != "cpu" and not any((self.accumulate > 1, self._scale, self._collectives))
             loss: float = self._step_ahead(batch) if is_ahead else self._step_now(batch)
             if self._is_first:
                 self._is_first = False
@@ -489,11 +540,11 @@ class Trainer:
         else:
             self._device.run("add", chunks, self._total, grad)
         self._waiting += 1
-        if self._waiting < self._accumulate:
+        if self._waiting < self.accumulate:
             return False
         self._waiting = 0
         self._device.copy(grad, self._total)
-        self._device.run("scale", chunks, grad, 1 / self._accumulate)
+        self._device.run("scale", chunks, grad, 1 / self.accumulate)
         return True
 
     def _clip(self, batch: Mapping[str, Any]) -> bool:
@@ -531,14 +582,16 @@ class Trainer:
 
     def evaluate(
         self, batches: Iterable[Mapping[str, Any]], metrics: Mapping[str, Metric] | None = None
-    ) -> dict[str, float]:
-        """The mean loss over batches, in inference mode, as "loss", and the means of metrics, under their names.
+    ) -> dict[str, Any]:
+        """The mean loss over batches, in inference mode, as "loss", and the results of metrics, under their names.
 
-        A metric is one of onnxgrad.metrics or a function of the model's outputs and the batch, both dicts of arrays.
-        Batches are weighted by their numbers of examples.
+        A metric is one of onnxgrad.metrics, whose result is that of all batches together, or a function of the model's
+        outputs and the batch, both dicts of arrays: of its numbers, as of the loss, it is the mean, with batches
+        weighted by their numbers of examples.
         """
-        self._settle()
-        found: dict[str, float] = self._evaluation(batches, metrics or {})
+        with self.ranks.together():
+            _ = self.averages  # gathered
+        found: dict[str, Any] = self._evaluation(batches, metrics or {})
         return found
 
     def fit(
@@ -552,6 +605,7 @@ class Trainer:
         checkpoint: str | Path | None = None,
         save_every: int | None = None,
         log: Log | None = None,
+        callbacks: Iterable[Callback] = (),
     ) -> list[Record]:
         """Trains for `epochs` epochs, with a progress bar unless `quiet`; returns a record for each epoch.
 
@@ -563,21 +617,57 @@ class Trainer:
         KeyboardInterrupt says where. So is the last good state when the loss is not finite. A trainer that restores
         such a file continues with the next batch of the epoch. `log` is called with a dict for every update (event
         "step", epoch, step, loss, lr, gradient_norm, seconds) and for every epoch (event "epoch", epoch, step, loss,
-        seconds, validation, peak_memory).
+        seconds, validation, peak_memory). `callbacks` are of onnxgrad.callbacks: they may end training early.
         """
         where = None if checkpoint is None else Path(checkpoint)
         log = log if self.ranks.is_first or getattr(log, "on_every_rank", False) else None
-        options = FitOptions(batches, epochs, validation, metrics, where, save_every, log)
+        together = Callbacks(callbacks, self.ranks)
+        options = FitOptions(batches, epochs, validation, metrics, where, save_every, log, together)
         self.ranks.on_first(options.expect_place)
         with self._whole_batches(batches, validation):
             if validation is not None:
                 self._evaluation.open()  # a graph that onnxruntime refuses raises before the first epoch, not after it
-            self._position = self._position or Position()
+            self._position, self._callbacks = self._position or Position(), together
             try:
                 with self.ranks.together():
-                    return fit(self, options, self._position, quiet)
+                    return fit(self, options, self._position, self._callback_states, quiet)
             finally:
-                self._position = None
+                self._position, self._callbacks, self._callback_states = None, None, {}
+
+    def find_lr(
+        self, batches: Iterable[Mapping[str, Any]], *, lowest: float = 1e-7, highest: float = 10.0, steps: int = 100
+    ) -> LearningRates:
+        """Tries learning rates from `lowest` to `highest` in so many updates, and leaves the trainer as it was.
+
+        Returns the rates, the loss at each of them, and as `suggestion` the rate at which the loss falls fastest. It
+        ends before `highest` when the loss has grown to four times its least. Rates of groups change in proportion.
+        """
+        expect_range(lowest, highest, steps, self.optimizer.lr)
+        with self.ranks.together(), self._whole_batches(batches), self._restoring(batches):
+            return find_lr(self, batches, lowest, highest, steps)
+
+    @contextlib.contextmanager
+    def _restoring(self, batches: Any) -> Iterator[None]:
+        """All that training changes is afterwards what it was, to the bit."""
+        self._settle()
+        names = ("schedule", "_batches", "_norm", "_waiting", "skipped", "_scale")
+        state, numbers = self._state, {name: copy.copy(getattr(self, name)) for name in names}
+        steps, epoch = state.steps, epoch_of(batches)
+        arrays = [self._buffers.data, self._buffers.grad, *state.slots.values(), *self._current]
+        arrays += [] if self._total is None else [self._total]
+        kept = [np.array(self._device.to_numpy(array)) for array in arrays]
+        self._waiting = 0
+        try:
+            yield
+        finally:
+            with contextlib.suppress(TrainingStoppedError):
+                self._settle()
+            for array, before in zip(arrays, kept, strict=True):
+                self._device.copy(array, before)
+            vars(self).update(numbers)
+            state.steps = steps
+            if epoch is not None:
+                batches.epoch = epoch
 
     def save(self, path: str | Path) -> None:
         """Writes weights, statistics, the optimizer's state and the position of fit(), as one safetensors file.
@@ -587,7 +677,9 @@ class Trainer:
         self._settle()
         facts = {
             "steps": self._state.steps, "batches": self._batches, "seed": self.seed, "waiting": self._waiting,
-            "optimizer": self.optimizer.name, "place": None if self._position is None else asdict(self._position),
+            "optimizer": self.optimizer.name, "ema": self.ema is not None,
+            "place": None if self._position is None else asdict(self._position),
+            "callbacks": self._callback_states if self._callbacks is None else self._callbacks.states(),
             **({} if self._scale is None else {"loss_scale": asdict(self._scale)}),
         }  # fmt: skip
         with self.ranks.together():
@@ -615,6 +707,7 @@ class Trainer:
             self._state.steps, self._batches = facts["steps"], facts["batches"]
             self.seed, self._waiting = facts["seed"], facts["waiting"]
             self._position = None if facts["place"] is None else Position(**facts["place"])
+            self._callback_states = facts.get("callbacks", {})
             if self._scale is not None and "loss_scale" in facts:
                 self._scale = LossScale(**facts["loss_scale"])
             if self._collectives is not None:
@@ -630,7 +723,10 @@ class Trainer:
             raise ValueError(
                 f"{str(path)!r} was written with the optimizer {facts['optimizer']}, not {self.optimizer.name}"
             )
-        if facts["waiting"] >= self._accumulate:
+        if facts.get("ema", False) != (self.ema is not None):
+            has, way = ("has no", "leave out ema") if self.ema is not None else ("has a", "set ema to its decay")
+            raise ValueError(f"{str(path)!r} {has} moving average of the parameters: {way}, or start anew")
+        if facts["waiting"] >= self.accumulate:
             raise ValueError(f"{str(path)!r} was saved between micro-batches: set accumulate to the number that it had")
         targets = self._named(slots, self._total if facts["waiting"] else None)
         check_arrays(targets, arrays, str(path))
@@ -668,20 +764,22 @@ class Trainer:
     def export(self, path: str | Path) -> list[Path]:
         """Writes the original model, in inference mode, with the trained weights; returns the files that were written.
 
+        With `ema` the weights are their averages.
+
         Weights that came in files of their own, or that are too large for the model's file, go into a file beside it.
         Dropout stays, inactive, so that the model can be trained again. A file is there, or replaced, only once onnx
         and onnxruntime have accepted the new one.
         """
-        self._settle()
         with self.ranks.together():
-            found: list[Path] = self.ranks.on_first(lambda: self._export(Path(path)))
+            trained = self.averages or self.parameters
+            found: list[Path] = self.ranks.on_first(lambda: self._export(Path(path), trained))
         return found
 
-    def _export(self, path: Path) -> list[Path]:
+    def _export(self, path: Path, trained: Mapping[str, Any]) -> list[Path]:
         model = self._load()
         tensors: dict[str, Any] = {name: v.const_value for name, v in model.graph.initializers.items()}
         apart = any(isinstance(t, ir.ExternalTensor) for t in tensors.values())
-        arrays = {name: self._device.to_numpy(a) for name, a in (*self.parameters.items(), *self.statistics.items())}
+        arrays = {name: self._device.to_numpy(a) for name, a in (*trained.items(), *self.statistics.items())}
         for name in arrays.keys() - write_attributes(model.graph, arrays):
             kind = tensors[name].dtype
             values = arrays[name].astype(kind.numpy(), copy=False)

@@ -16,8 +16,9 @@ from onnx import helper, numpy_helper
 
 import onnxgrad
 from onnxgrad.rules import op
-from onnxgrad.train import losses, optim, schedules
+from onnxgrad.train import losses, metrics, optim, schedules
 from onnxgrad.train.batches import Batches, LocalBatch
+from onnxgrad.train.callbacks import Callback, EarlyStopping, KeepBest
 from onnxgrad.train.trainer import Trainer
 
 EXAMPLES = 58  # in batches of 8: seven whole ones, and a last one of two, so that some of 4 ranks have none
@@ -325,6 +326,60 @@ def parts_and_again(world, folder):
     return {"parts": state_of(mine), "again": again, **found}
 
 
+MEASURED = {
+    name: kind("logits", ignore_index=-100)
+    for name, kind in {
+        "f1": metrics.F1, "precision": metrics.Precision, "recall": metrics.Recall, "accuracy": metrics.Accuracy,
+        "auc": metrics.AUC, "iou": metrics.MeanIoU, "perplexity": metrics.Perplexity, "matrix": metrics.ConfusionMatrix,
+    }.items()
+}  # fmt: skip
+MEASURED["mine"] = accuracy
+
+
+class Ending(Callback):
+    """One rank wants to end after some updates."""
+
+    def __init__(self, rank):
+        self.rank = rank
+
+    def on_step(self, trainer, record):
+        assert trainer.steps == record["step"]
+        return f"rank {self.rank} has had enough" if record["step"] == 11 and trainer.ranks.rank == self.rank else None
+
+
+def watched(folder, **how):
+    """Averages, all metrics over uneven batches, early stopping, the best epoch, rates, and a resumed run."""
+    validation = Batches(batches(IGNORING).arrays, 5, shuffle=False)
+
+    def fitted(mine, epochs=12):
+        watching = [EarlyStopping(2, "f1", 0.1), KeepBest(folder / "best.safetensors", "auc")]
+        return mine.fit(batches(IGNORING), epochs, validation=validation, metrics=MEASURED, quiet=True,
+                        callbacks=watching, checkpoint=folder / "watched.safetensors")  # fmt: skip
+
+    mine = trainer("adam", ema=0.9, layer_decay=0.8, **how)
+    before = state_of(mine)
+    rates = mine.find_lr(batches(IGNORING), steps=20)
+    assert all(np.array_equal(before[name], a) for name, a in state_of(mine).items())
+    found = {"rates": rates.losses, "validation": [r.validation for r in fitted(mine)]}
+    found["averages"] = {name: np.array(a) for name, a in mine.averages.items()}
+    found["kept"] = mine.evaluate(validation, MEASURED)
+    first, second = (trainer("adam", ema=0.9, layer_decay=0.8, **how) for _ in range(2))
+    rest = [r.validation for r in fitted(first, 2)]
+    second.restore(folder / "watched.safetensors")
+    found["resumed"] = rest + [r.validation for r in fitted(second)]
+    mine.export(folder / "watched.onnx")
+    ended = trainer("adam", **how)
+    ended.fit(batches(IGNORING), 3, quiet=True, callbacks=[Ending(ended.ranks.size - 1)])
+    found["ended"] = ended.steps
+    return found
+
+
+def watching(world, folder):
+    """With the state of the optimizer, and so the average, on all ranks and in shards."""
+    how = {"communicator": world.communicator}
+    return {shard: watched(folder, shard_optimizer=shard, **how) for shard in (False, True)}
+
+
 def raising(world, folder):
     """An error of one rank's own, while the other waits for it in a step."""
     mine = trainer("adam", communicator=world.communicator)
@@ -363,7 +418,9 @@ def endless(world, folder):
     mine.fit(forever(), quiet=True, checkpoint=folder / "run.safetensors", log=at_work)
 
 
-PROGRAMS = {f.__name__: f for f in (curves, problems, parts_and_again, raising, leaving, first_leaving, endless)}
+PROGRAMS = {
+    f.__name__: f for f in (curves, problems, parts_and_again, watching, raising, leaving, first_leaving, endless)
+}
 
 
 class World(NamedTuple):

@@ -134,6 +134,27 @@ def test_all_ranks_stop_for_a_signal_of_one_and_another_number_goes_on(on_four, 
         assert same_bits(on_two[1]["trained"][name], array), name
 
 
+def test_averages_metrics_and_callbacks(launcher, folder, tmp_path):
+    expected = programs.watched(tmp_path)
+    assert 3 < len(expected["validation"]) < 12 and expected["resumed"] == expected["validation"]
+    assert expected["kept"]["auc"] == max(found["auc"] for found in expected["validation"]) and expected["ended"] == 11
+    on_ranks = run(launcher, 2, "watching", folder)
+    for found in (one[shard] for one in on_ranks for shard in (False, True)):
+        assert len(found["validation"]) == len(expected["validation"]) and found["ended"] == 11
+        assert found["resumed"] == found["validation"]  # the same bits
+        assert close(found["rates"], expected["rates"], 1e-4)
+        for mine, theirs in zip((*found["validation"], found["kept"]), (*expected["validation"], expected["kept"]),
+                                strict=True):  # fmt: skip
+            assert mine["matrix"] == theirs["matrix"] and mine["f1"] == theirs["f1"] and mine["iou"] == theirs["iou"]
+            assert all(close(mine[name], value, 1e-4) for name, value in theirs.items() if name != "matrix")
+        assert_close_states(found["averages"], expected["averages"])
+    for name, array in on_ranks[0][False]["averages"].items():
+        for other in (on_ranks[1][False], *(one[True] for one in on_ranks)):
+            assert same_bits(other["averages"][name], array), name
+    exported = {t.name: numpy_helper.to_array(t) for t in onnx.load(folder / "watched.onnx").graph.initializer}
+    assert all(same_bits(exported[name], a) for name, a in on_ranks[0][True]["averages"].items())
+
+
 REFUSED = {
     "a_bad_batch_on_one_rank": "RankError: rank 1: the batch's x has shape [4, 2, 6, 5], expected ['N', 2, 6, 6]",
     "a_bad_batch_on_all_ranks": "ValueError: the batch lacks 'target', expected x, target",

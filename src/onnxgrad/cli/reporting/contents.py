@@ -7,7 +7,7 @@ from typing import Any
 from onnxgrad.cli.outcome import best_epoch, curves, epoch_table, step_curves
 from onnxgrad.cli.plot import Curve, Panel, thinned
 from onnxgrad.cli.reporting.layers import norms_by_layer, recorded_norms, sizes_by_layer
-from onnxgrad.cli.run_log import Event, RunLog
+from onnxgrad.cli.run_log import Event, RunLog, numbers_of
 from onnxgrad.train.progress import clock, figure, in_bytes
 
 MOST_POINTS = 4000  # of a curve: as many as a large screen has, four times
@@ -21,12 +21,14 @@ def contents(log: RunLog) -> dict[str, Any]:
     """All of the page as one object for JSON."""
     start = next(iter(log.of("start")[::-1]), {})
     options = start.get("options", {})
-    measured = list(dict.fromkeys(name for e in log.of("epoch") for name in e["validation"] if name != "loss"))
-    heading, rows = epoch_table(log.of("epoch"), measured)
+    epochs = log.of("epoch")
+    best = best_epoch(epochs, **start.get("best", {}))
+    measured = list(dict.fromkeys(name for e in epochs for name in numbers_of(e["validation"]) if name != "loss"))
+    heading, rows = epoch_table(epochs, measured, best)
     return {
         "title": Path(options.get("model") or "a run").name,
         "state": _state(log),
-        "tiles": _tiles(log, start),
+        "tiles": _tiles(log, start, best),
         "panels": [_panel(panel) for panel in (*curves(log), *step_curves(log)) if any(c.points for c in panel.curves)],
         "marks": [[e["step"], "resumed"] for e in log.of("start") if e.get("step")],
         "norms": _norms(log, start),
@@ -50,12 +52,11 @@ def _state(log: RunLog) -> dict[str, str]:
     return {"kind": "unfinished", "text": "not finished: it is still running, or was killed"}
 
 
-def _tiles(log: RunLog, start: Event) -> Pairs:
+def _tiles(log: RunLog, start: Event, best: Event | None) -> Pairs:
     """The numbers that matter most, each with a name and a remark."""
-    epochs, steps = log.of("epoch"), log.of("step")
-    best, tiles = best_epoch(epochs), []
+    epochs, steps, tiles = log.of("epoch"), log.of("step"), []
     if best is not None:
-        found = best["validation"] or {"loss": best["loss"]}
+        found = numbers_of(best["validation"]) or {"loss": best["loss"]}
         where = f"epoch {best['epoch']} of {epochs[-1]['epoch']}"
         kind = "validation" if best["validation"] else "training"
         tiles += [[f"{kind} {name}", _figure(value), f"best {where}"] for name, value in found.items()]

@@ -191,6 +191,26 @@ def squares(chunks, g, sums, scheduler):
 
 
 @native
+def _average_chunk(k, chunks, all_p, all_averages, weight):
+    start, stop = chunks[k, 0], chunks[k, 1]
+    p, average = all_p[start:stop], all_averages[start:stop]
+    if weight < 0.5:  # either form is the one that rounds less, and exact at its end
+        new = p.dtype.type(weight)
+        for i in range(len(p)):
+            average[i] += new * (p[i] - average[i])
+    else:
+        old = p.dtype.type(1 - weight)
+        for i in range(len(p)):
+            average[i] = p[i] - old * (p[i] - average[i])
+
+
+@native
+def average(chunks, p, averages, weight, scheduler):
+    """averages += weight · (p - averages), as torch.lerp computes it"""
+    parallel(scheduler, len(chunks), _average_chunk, (chunks, p, averages, weight))
+
+
+@native
 def _scale_chunk(k, chunks, all_g, factor):
     g = all_g[chunks[k, 0] : chunks[k, 1]]
     by = g.dtype.type(factor)

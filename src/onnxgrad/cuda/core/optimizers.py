@@ -210,6 +210,20 @@ def replace(chunks: Any, verdict: Any, current: Any, following: Any) -> None:
     torch.where(verdict[IS_GOOD] != 0, following, current, out=current)
 
 
+@triton.jit
+def _average(chunks, verdict, weights, p, averages, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    i, inside, _ = _elements(chunks, verdict, BLOCK)
+    weight = tl.load(weights)
+    new, old = weight.to(p.dtype.element_ty), (1 - weight).to(p.dtype.element_ty)
+    now, average = tl.load(p + i, inside), tl.load(averages + i, inside)
+    step = now - average
+    tl.store(averages + i, tl.where(weight < 0.5, average + new * step, now - old * step), inside)
+
+
+def average(chunks: Any, verdict: Any, p: Any, averages: Any, weight: float) -> None:
+    _launch(_average, chunks, verdict, np.array([[weight]]), p, averages)
+
+
 def scale(chunks: Any, verdict: Any, g: Any, factor: float) -> None:
     g.mul_(factor)
 

@@ -67,6 +67,13 @@ class Collectives:
         self.ranks.gather(self._device.to_numpy(slot), whole if self.ranks.is_first else None)
         return whole
 
+    def all_gather_slot(self, slot: Any, whole: Any) -> None:
+        """Fills `whole` on all ranks with the shards that they have of an optimizer's slot."""
+        host = self._to_host(whole)
+        shard = self._device.to_numpy(slot) if self._staged is not None else slot
+        self.ranks.all_gather_shards(shard, host)
+        self._from_host(whole, host)
+
     def room_for(self, slot: Any) -> Any:
         """Memory on rank 0 for all of a slot."""
         if not self.shards_optimizer:
