@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from onnxgrad.cli.config import as_typed
+from onnxgrad.cli.data import write_classes
 from onnxgrad.cli.group import Failed
 from onnxgrad.cli.launch import processes
 from onnxgrad.cli.outcome import curves, show_outcome
@@ -24,7 +25,10 @@ from onnxgrad.train.fitting import TrainingStoppedError
 from onnxgrad.train.interruption import Interrupted
 
 # What decides which batches there are: a run that goes on in the middle of an epoch has to have the same.
-SAME_BATCHES = ("val", "batch_size", "drop_last", "no_shuffle", "accumulate", "seed")
+SAME_BATCHES = (
+    "val", "batch_size", "drop_last", "no_shuffle", "accumulate", "seed", "stratify", "columns", "image_size",
+    "normalize", "augment", "tokenizer", "length",
+)  # fmt: skip
 
 
 def earlier_events(options: Options, files: Files, steps: int) -> list[Event]:
@@ -40,7 +44,7 @@ def earlier_events(options: Options, files: Files, steps: int) -> list[Event]:
         return []
     before: dict[str, Any] = next((e["options"] for e in reversed(found) if e["event"] == "start"), {})
     for name in SAME_BATCHES:
-        now = asdict(options)[name]
+        now = _as_json(options)[name]
         if name in before and before[name] != now:
             raise ValueError(
                 f"--resume: the run had --{name.replace('_', '-')} {_shown(before[name])}, now it is {_shown(now)}, "
@@ -50,7 +54,7 @@ def earlier_events(options: Options, files: Files, steps: int) -> list[Event]:
 
 
 def _shown(value: Any) -> str:
-    return "not set" if value in (None, False) else "set" if value is True else str(value)
+    return "not set" if value in (None, False, []) else "set" if value is True else str(value)
 
 
 def run(options: Options, context: click.Context) -> None:
@@ -73,6 +77,8 @@ def run(options: Options, context: click.Context) -> None:
             click.echo(line, err=True)
     if options.keep_best and options.resume is None and is_first:
         files.best.unlink(missing_ok=True)  # of another run
+    if prepared.classes and is_first:
+        write_classes(files.classes, prepared.classes)
     again = shlex.join(as_typed(context, resume=str(files.checkpoint)))
     if launched is not None:
         again = f"{launched.launcher} {again}"
@@ -90,7 +96,10 @@ def run(options: Options, context: click.Context) -> None:
             model_files = trainer.export(files.output)
         run_log.write({"event": "end", "step": trainer.steps})
     if not options.quiet:
-        show_outcome(run_log, list(prepared.metrics), _written(files, model_files, options))
+        written = _written(files, model_files, options)
+        show_outcome(
+            run_log, list(prepared.metrics), written | ({"names of classes": files.classes} if prepared.classes else {})
+        )
 
 
 def _plot(path: Path | None, run_log: RunLog) -> None:
