@@ -82,6 +82,13 @@ class Assembly:
 
     def __init__(self, table: Table, request: Request) -> None:
         self._table, self._request = table, request
+        known = [*_names(request.fields or ()), "text"]
+        unknown = next((n for n in request.settings.columns if request.fields is not None and n not in known), None)
+        if unknown is not None:
+            raise ValueError(
+                f"{request.subject}: columns names {unknown!r}, which is not an input of model or loss"
+                f"{suggestion(unknown, known[:-1])}"
+            )
         self.classes: dict[str, Sequence[str]] = {}
         self.remarks: list[str] = []
 
@@ -145,7 +152,7 @@ class Assembly:
             if len(free) < first.numbers and close.startswith(";"):
                 raise request.lacks(first.name, close)
             raise request.error(
-                f"has {len(free)} columns for {first.name!r}, which takes {first.numbers}: {listed(free)}; say which, "
+                f"has {len(free)} column{'s' * (len(free) > 1)} for {first.name!r}, which takes {first.numbers}: {listed(free)}; say which, "
                 f"as in columns {first.name}={free[0]},…"
             )
         return free
@@ -200,6 +207,11 @@ class Assembly:
                 self.classes[field.name] = self._table.classes[column]
             return self._table.numbers(column, field.is_whole)
         texts = self._table.texts(column)
+        if field.is_target and field.dtype is not None and field.dtype.kind == "f" and len(set(texts)) > 2:
+            raise self._request.error(
+                f"has text in the column {column!r}, {texts[0]!r} in {self._table.place(0)}, expected numbers for "
+                f"{field.name!r}"
+            )
         key = field.name if field.is_target else column
         known = self._request.classes.get(key)
         names = list(known) if known is not None else sorted(set(texts))
@@ -233,5 +245,5 @@ def classes_told(column: str, names: Sequence[str]) -> str:
     return f"{column!r} as {len(names)} classes: {', '.join(shown[:5] if more else shown)}{more}"
 
 
-def _names(fields: Sequence[Field]) -> set[str]:
-    return {f.name for f in fields}
+def _names(fields: Sequence[Field]) -> list[str]:
+    return [f.name for f in fields]

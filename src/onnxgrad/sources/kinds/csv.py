@@ -73,8 +73,9 @@ class CsvTable(Table):
 
     def is_text(self, name: str) -> bool:
         if name not in self._is_text:
-            first = next((c for c in self._columns[name] if c.strip()), "")
-            self._is_text[name] = not _is_number(first)
+            cells = [c for c in self._columns[name] if c.strip()]
+            # One cell of text above numbers alone is a mistake, of which numbers() says where it is.
+            self._is_text[name] = bool(cells) and not any(_is_number(c) for c in (cells[0], *cells[1:2]))
         return self._is_text[name]
 
     def texts(self, name: str) -> Sequence[str]:
