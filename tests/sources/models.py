@@ -1,7 +1,6 @@
 """Models that the tests of data are read for: nothing but their inputs and outputs matters."""
 
 import numpy as np
-import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
@@ -55,7 +54,7 @@ def embedded(tokens, outputs, length=None, extra=("attention_mask",), is_next=Fa
         nodes.append(helper.make_node("MatMul", ["mean", "weight"], ["logits"]))
     shape = ["N", length or "T"]
     out = [*shape, outputs] if is_next else ["N", outputs]
-    return model(nodes, {n: (INT64, shape) for n in names}, {"logits": (FLOAT, out)}, weights)
+    return model(nodes, dict.fromkeys(names, (INT64, shape)), {"logits": (FLOAT, out)}, weights)
 
 
 def model(nodes, inputs, outputs, weights):

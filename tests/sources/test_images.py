@@ -31,8 +31,8 @@ def photo(width, height, seed=0):
 def photos(tmp_path):
     """Four photos of two classes, of several sizes."""
     for k, sides in enumerate(SIDES):
-        (tmp_path / "photos" / "dog cat".split()[k % 2]).mkdir(parents=True, exist_ok=True)
-        photo(*sides, k).save(tmp_path / "photos" / "dog cat".split()[k % 2] / f"{k}.png")
+        (tmp_path / "photos" / ["dog", "cat"][k % 2]).mkdir(parents=True, exist_ok=True)
+        photo(*sides, k).save(tmp_path / "photos" / ["dog", "cat"][k % 2] / f"{k}.png")
     (tmp_path / "photos" / "cat" / "notes.txt").write_text("no picture")
     return tmp_path / "photos"
 
@@ -56,8 +56,9 @@ def test_images_are_resized_and_normalized_as_torchvision_does(photos):
     source = read(photos, pooled(3, 16, 16), ENTROPY)
     assert source.classes == {"target": ["cat", "dog"]} and source.column("target").tolist() == [0, 0, 1, 1]
     assert source.remarks == [
-        "photos: 'target' as 2 classes: 0 cat, 1 dog", "photos: images become 16×16 pixels, numbers normalized by 'imagenet'"
-    ]  # fmt: skip
+        "photos: 'target' as 2 classes: 0 cat, 1 dog",
+        "photos: images become 16×16 pixels, numbers normalized by 'imagenet'",
+    ]
     found = taken(source)["image"]
     means, deviations = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
     for image, k in zip(found, (1, 3, 0, 2), strict=True):
@@ -189,8 +190,8 @@ def test_what_is_refused_of_settings_and_folders(photos):
         read(photos, pooled(3, 8, 8), ENTROPY, augment=["flipp"])
     with raises(
         ValueError,
-        "read: normalize is '1,2/3,4', expected imagenet, 0..1, -1..1, 0..255, or means and deviations of 3 channels as in "
-        "0.485,0.456,0.406/0.229,0.224,0.225",
+        "read: normalize is '1,2/3,4', expected imagenet, 0..1, -1..1, 0..255, or means and deviations of 3 channels as "
+        "in 0.485,0.456,0.406/0.229,0.224,0.225",
     ):
         read(photos, pooled(3, 8, 8), ENTROPY, normalize="1,2/3,4")
     with raises(

@@ -16,7 +16,7 @@ from onnxgrad.cli.plot import expect_plottable
 from onnxgrad.cli.training import Options
 from onnxgrad.graph.files import expect_place, load
 from onnxgrad.passes.find_logits import activation_of
-from onnxgrad.sources.request import fields_of
+from onnxgrad.sources.fields import fields_of
 from onnxgrad.sources.source import Source
 from onnxgrad.train.batches import Batches
 from onnxgrad.train.metrics import Metric

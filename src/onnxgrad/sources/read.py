@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxgrad.sources import kinds
-from onnxgrad.sources.request import Field, Request, Settings, expect_taken, fields_of
+from onnxgrad.sources.request import Field, Request, Settings, expect_taken
 from onnxgrad.sources.source import Source
 
 VALIDATION = ("val", "valid", "validation")  # folders beside train/
@@ -55,7 +55,11 @@ def read(
     text, `tokenizer` is a tokenizer.json, and `length` the most tokens of an example. With `like`, text becomes the
     classes that it is in that source, the one to train on.
     """
-    fields = None if model is None else fields_of(model, loss, "read")
+    fields = None
+    if model is not None:
+        from onnxgrad.sources.fields import fields_of
+
+        fields = fields_of(model, loss, "read")
     settings = settings_of("read", columns, image_size, normalize, augment, tokenizer, length)
     return read_source(Path(path), "read", fields, settings, {} if like is None else like.classes)
 

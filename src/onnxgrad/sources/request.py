@@ -1,16 +1,13 @@
-"""What a reader is asked for: the inputs of a model and its loss, and the settings of those who have the data."""
+"""What a reader is asked for: the inputs of a model and its loss, and settings of how to read."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 
-from onnxgrad.graph.files import load
 from onnxgrad.graph.suggest import listed
-from onnxgrad.graph.tensor import dims_of
 
 Dims = tuple[int | None, ...]
 
@@ -82,56 +79,6 @@ class Request:
     def lacks(self, name: str, there: str) -> ValueError:
         """The sentence for an input that nothing in the file is for."""
         return self.error(f"lacks {name!r}, an input of model or loss{there}")
-
-
-class _Prediction(NamedTuple):
-    """As much of a value as a loss asks to say what its target is like."""
-
-    dtype: ir.DataType
-    shape: tuple[Any, ...] | None
-    rank: int
-
-
-def fields_of(model: Any, loss: Any, caller: str) -> tuple[Field, ...]:
-    """The inputs of a model and the targets of its loss; `model` is a path, an onnx.ModelProto or an onnx_ir.Model."""
-    graph = (model if isinstance(model, ir.Model) else load(model, caller)).graph
-    values = {str(v.name): v for node in graph for v in node.outputs}
-    targets = {part.target: _target(part, values.get(part.prediction)) for part in getattr(loss, "parts", ())}
-    found = {}
-    for value in graph.inputs:
-        name = str(value.name)
-        if name not in graph.initializers:
-            known = targets.get(name)
-            ignore = None if known is None else known.ignore
-            dtype = None if value.dtype is None else value.dtype
-            found[name] = Field(name, _numpy(dtype), _example(dims_of(value)), known is not None, ignore)
-    found |= {n: f for n, f in targets.items() if n not in found and n not in graph.initializers}
-    return tuple(found.values())
-
-
-def _target(part: Any, value: ir.Value | None) -> Field:
-    ignore = getattr(part, "ignore_index", None)
-    shape = None if value is None else dims_of(value)
-    # Of a value whose shape is unknown, a loss of classes still says that it takes classes.
-    rank = len(shape) if shape is not None else max(2, getattr(part, "axis", 1) + 1)
-    dtype = ir.DataType.FLOAT if value is None or value.dtype is None else value.dtype
-    try:
-        kind, dims = part.target_like(_Prediction(dtype, shape, rank))
-    except (ValueError, AttributeError):  # the trainer says what is wrong with it, or the loss asks for more
-        return Field(part.target, is_target=True)
-    return Field(part.target, _numpy(kind), None if shape is None else _example(dims), True, ignore)
-
-
-def _numpy(dtype: ir.DataType | None) -> np.dtype[Any] | None:
-    try:
-        return None if dtype is None else dtype.numpy()
-    except TypeError:  # text, which no batch can hold: the trainer refuses it
-        return None
-
-
-def _example(dims: Iterable[Any] | None) -> Dims | None:
-    """The dimensions of one example."""
-    return None if dims is None else tuple(d if isinstance(d, int) else None for d in dims)[1:]
 
 
 def expect_taken(request: Request, what: str, takes: Sequence[str]) -> None:

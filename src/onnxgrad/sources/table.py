@@ -152,8 +152,8 @@ class Assembly:
             if len(free) < first.numbers and close.startswith(";"):
                 raise request.lacks(first.name, close)
             raise request.error(
-                f"has {len(free)} column{'s' * (len(free) > 1)} for {first.name!r}, which takes {first.numbers}: {listed(free)}; say which, "
-                f"as in columns {first.name}={free[0]},…"
+                f"has {len(free)} column{'s' * (len(free) > 1)} for {first.name!r}, which takes {first.numbers}: "
+                f"{listed(free)}; say which, as in columns {first.name}={free[0]},…"
             )
         return free
 
