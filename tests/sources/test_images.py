@@ -1,6 +1,7 @@
 """Images: the pixels that torchvision gives, in the layout and numbers of the model's input, changed by seeds alone."""
 
 import io
+import pickle
 
 import numpy as np
 import pytest
@@ -162,7 +163,7 @@ def test_images_in_a_parquet_file_of_the_datasets_library(tmp_path):
     note = features % str(names).replace("'", '"')
     parquet.write_table(table.replace_schema_metadata({"huggingface": note}), tmp_path / "a.parquet")
     source = read(tmp_path / "a.parquet", pooled(1, 8, 8, 10), ENTROPY, normalize="0..255")
-    batch = next(iter(Batches(source, 6, shuffle=False, workers=1)))
+    batch = taken(pickle.loads(pickle.dumps(source)))  # as a worker does
     np.testing.assert_allclose(batch["image"][:, 0], digits.images[:6] * 15, atol=1e-3)
     assert same_bits(batch["target"], digits.target[:6].astype(np.int64)) and source.classes == {"target": names}
 
@@ -190,8 +191,8 @@ def test_what_is_refused_of_settings_and_folders(photos):
         read(photos, pooled(3, 8, 8), ENTROPY, augment=["flipp"])
     with raises(
         ValueError,
-        "read: normalize is '1,2/3,4', expected imagenet, 0..1, -1..1, 0..255, or means and deviations of 3 channels as "
-        "in 0.485,0.456,0.406/0.229,0.224,0.225",
+        "read: normalize is '1,2/3,4', expected imagenet, 0..1, -1..1, 0..255, or means and deviations of 3 channels "
+        "as in 0.485,0.456,0.406/0.229,0.224,0.225",
     ):
         read(photos, pooled(3, 8, 8), ENTROPY, normalize="1,2/3,4")
     with raises(
