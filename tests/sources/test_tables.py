@@ -113,6 +113,24 @@ def test_text_is_the_classes_of_the_data_to_train_on(tmp_path):
         read(tmp_path / "a.csv", linear(), ENTROPY, like=read(few, linear(), ENTROPY))
 
 
+def test_classes_that_are_numbers_are_in_their_order(tmp_path):
+    (tmp_path / "a.jsonl").write_text("".join(f'{{"x": [1, 2], "label": "{k}"}}\n' for k in (9, 10, 2)))
+    source = read(tmp_path / "a.jsonl", linear(2), ENTROPY)
+    assert source.column("target").tolist() == [1, 2, 0] and source.classes == {"target": ["2", "9", "10"]}
+
+
+def test_text_is_no_number_to_predict(tmp_path):
+    (tmp_path / "a.csv").write_text("a,b,target\n1,2,low\n3,4,high\n5,6,middle\n")
+    with raises(
+        ValueError,
+        f"read: {str(tmp_path / 'a.csv')!r} has text in the column 'target', 'low' in line 2, expected numbers for 'target'",
+    ):
+        read(tmp_path / "a.csv", linear(2, 1), losses.MSE("logits"))
+    (tmp_path / "a.csv").write_text("a,b,target\n1,2,yes\n3,4,no\n5,6,no\n")
+    found = read(tmp_path / "a.csv", linear(2, 1), losses.BCEWithLogits("logits")).column("target")
+    assert found.tolist() == [[1], [0], [0]]
+
+
 GOOD = "a,b,target\n1,2,0\n"
 
 

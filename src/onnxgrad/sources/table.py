@@ -214,7 +214,7 @@ class Assembly:
             )
         key = field.name if field.is_target else column
         known = self._request.classes.get(key)
-        names = list(known) if known is not None else sorted(set(texts))
+        names = list(known) if known is not None else in_order(texts)
         if known is None:
             self.remarks.append(f"{self._request.path.name}: {classes_told(column, names)}")
         self.classes[key] = names
@@ -236,6 +236,12 @@ def numbered(
             )
         found[row] = k
     return found
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """The names of classes, sorted; numbers by their size, so that 10 comes after 9."""
+    found = set(names)
+    return sorted(found, key=int if all(n.isdecimal() for n in found) else None)
 
 
 def classes_told(column: str, names: Sequence[str]) -> str:

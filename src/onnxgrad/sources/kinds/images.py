@@ -8,7 +8,7 @@ from onnxgrad.graph.suggest import listed
 from onnxgrad.sources.images import Pictures, images, pillow
 from onnxgrad.sources.request import Request
 from onnxgrad.sources.source import Source
-from onnxgrad.sources.table import classes_told
+from onnxgrad.sources.table import classes_told, in_order
 
 WHAT = "a folder of images by class"
 TAKES = ("image_size", "normalize", "augment")
@@ -34,7 +34,7 @@ def read(request: Request) -> Source:
         raise request.error(f"has the class of each image, for the one target of a loss, but there are: {found}")
     name = request.targets[0].name
     known = request.classes.get(name)
-    names = list(known) if known is not None else sorted(by_class)
+    names = list(known) if known is not None else in_order(by_class)
     unknown = next((c for c in by_class if c not in names), None)
     if unknown is not None:
         raise request.error(f"has the class {unknown!r}, which is not one of those to train on: {listed(names)}")
