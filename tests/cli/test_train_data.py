@@ -9,7 +9,7 @@ import pytest
 import sklearn.datasets
 from PIL import Image
 from sklearn.utils.class_weight import compute_class_weight
-from tests.checks import same_bits
+from tests.checks import raises, same_bits
 from tests.cli.test_train import events, run
 from tests.sources.models import linear
 
@@ -28,7 +28,7 @@ def folder(tmp_path, monkeypatch):
     """A folder to work in, with a model of four numbers, and iris."""
     onnx.save(linear(), tmp_path / "model.onnx")
     monkeypatch.chdir(tmp_path)
-    with open("iris.csv", "w", newline="") as file:
+    with (tmp_path / "iris.csv").open("w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(["sepal length", "sepal width", "petal length", "petal width", "species"])
         rows.writerows([*IRIS.data[k], IRIS.target_names[IRIS.target[k]]] for k in CHOSEN)
@@ -39,17 +39,17 @@ def test_a_table_trains_as_its_arrays_do_and_its_classes_are_kept(folder):
     how = ("--epochs", 2, "--val", "0.25", "--stratify", "--class-weights", "balanced", "--metric", "accuracy")
     result = run("train", "model.onnx", "--data", "iris.csv", *ENTROPY, *how, "-o", "a.onnx")
     left, aside = read("iris.csv", "model.onnx", losses.CrossEntropy("logits")).split(0.25, 0, "target")
-    labels = IRIS.target[CHOSEN]
-    assert [np.bincount(s.column("target")).tolist() for s in (left, aside)] == [[30, 22, 9], [10, 8, 3]]
+    assert [np.bincount(s.column("target")).tolist() for s in (left, aside)] == [[30, 23, 9], [10, 7, 3]]
     weights = compute_class_weight("balanced", classes=np.arange(3), y=left.column("target"))
     trainer = Trainer("model.onnx", losses.CrossEntropy("logits", weights=tuple(map(float, weights))), optim.AdamW())
     records = trainer.fit(Batches(left, 32), 2, validation=Batches(aside, 32, shuffle=False), quiet=True)
     np.testing.assert_allclose([e["loss"] for e in events("a.jsonl", "epoch")], [r.loss for r in records], rtol=1e-6)
     assert json.loads((folder / "a.classes.json").read_text()) == {"target": ["setosa", "versicolor", "virginica"]}
     assert result.stderr.startswith(
-        "iris.csv: 'target' is the column 'species'\niris.csv: 'species' as 3 classes: 0 setosa, 1 versicolor, 2 virginica\n"
+        "iris.csv: 'target' is the column 'species'\n"
+        "iris.csv: 'species' as 3 classes: 0 setosa, 1 versicolor, 2 virginica\n"
     )
-    assert "a.classes.json" in result.stdout and len(labels) == 82
+    assert "a.classes.json" in result.stdout
 
 
 def test_columns_name_what_an_input_is_made_of(folder):
@@ -107,10 +107,9 @@ def test_a_step_within_an_epoch_is_where_it_goes_on(digits):
     whole = trainer()
     whole.fit(Batches(source, 16, seed=3), 2, quiet=True)
     stopped = trainer()
-    with pytest.raises(RuntimeError, match="^enough$"):
-        stopped.fit(
-            Batches(source, 16, seed=3), 2, checkpoint="a.safetensors", save_every=2, quiet=True, log=_stop_at_4
-        )
+    saving = {"checkpoint": "a.safetensors", "save_every": 2, "quiet": True}
+    with raises(RuntimeError, "enough"):
+        stopped.fit(Batches(source, 16, seed=3), 2, **saving, log=_stop_at_5)
     resumed = trainer()
     resumed.restore("a.safetensors")
     assert resumed.steps == 4
@@ -118,7 +117,7 @@ def test_a_step_within_an_epoch_is_where_it_goes_on(digits):
     assert all(same_bits(a, resumed.parameters[name]) for name, a in whole.parameters.items())
 
 
-def _stop_at_4(event):
+def _stop_at_5(event):
     if event.get("step") == 5:
         raise RuntimeError("enough")
 
@@ -130,10 +129,12 @@ def _stop_at_4(event):
         (("--stratify",), "--stratify is for examples that are held out: name their share with --val"),
         (("--stratify", "--val", "iris.csv"), "--stratify is for a share of the examples to hold out, but --val is "
          "'iris.csv'"),
-        (("--tokenizer", "none.json"), "--data: the model has no input for token ids"),
-        (("--image-size", "big"), "--image-size is 'big', expected pixels as in 224, or height and width as in 480x640"),
+        (("--tokenizer", "none.json"), "--data: 'iris.csv' is text, but the model has no input for token ids, as "
+         "'input_ids' of the shape [N, length] would be: 'x'"),
+        (("--image-size", "big"), "--image-size is 'big', expected pixels as in 224, or height and width as in "
+         "480x640"),
     ],
 )  # fmt: skip
 def test_what_is_refused(folder, arguments, sentence):
     result = run("train", "model.onnx", "--data", "iris.csv", *ENTROPY, *arguments, "-o", "a.onnx", code=2)
-    assert result.stderr.startswith(f"onnxgrad: {sentence}") or "no input for token ids" in result.stderr
+    assert result.stderr == f"onnxgrad: {sentence}\n"

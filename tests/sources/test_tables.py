@@ -123,7 +123,8 @@ def test_text_is_no_number_to_predict(tmp_path):
     (tmp_path / "a.csv").write_text("a,b,target\n1,2,low\n3,4,high\n5,6,middle\n")
     with raises(
         ValueError,
-        f"read: {str(tmp_path / 'a.csv')!r} has text in the column 'target', 'low' in line 2, expected numbers for 'target'",
+        f"read: {str(tmp_path / 'a.csv')!r} has text in the column 'target', 'low' in line 2, expected numbers for "
+        "'target'",
     ):
         read(tmp_path / "a.csv", linear(2, 1), losses.MSE("logits"))
     (tmp_path / "a.csv").write_text("a,b,target\n1,2,yes\n3,4,no\n5,6,no\n")
