@@ -47,6 +47,13 @@ def test_a_table_of_features_with_the_class_last_needs_no_word(tmp_path, name, d
     ]
 
 
+@pytest.mark.parametrize("header", [["", *NAMES, "species"], ["0", "1", "2", "3", "species"], None])
+def test_headers_of_pandas_and_none(tmp_path, header):
+    numbered = header is not None and not header[0]
+    rows = [[k, *row] for k, row in enumerate(iris_rows())] if numbered else iris_rows()
+    assert is_iris(read(write(tmp_path / "a.csv", rows, header), linear(), ENTROPY))
+
+
 def test_parquet_and_json_lines_give_the_same(tmp_path):
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     rows = [dict(zip([*NAMES, "species"], row, strict=True)) for row in iris_rows()]

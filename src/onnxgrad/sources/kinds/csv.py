@@ -2,6 +2,7 @@
 
 import csv
 import gzip
+import itertools
 import zlib
 from collections.abc import Sequence
 from typing import Any, TextIO
@@ -36,14 +37,16 @@ class CsvTable(Table):
             is_tab = request.path.name.lower().removesuffix(".gz").endswith(".tsv")
             rows = csv.reader(file, delimiter="\t" if is_tab else _delimiter(file), strict=True)
             first, cells = next(((rows.line_num, [c.strip() for c in row]) for row in rows if row), (0, []))
-            has_header = not any(_is_number(c) for c in cells)
-            self.names: Sequence[str] = cells if has_header else [f"column{k + 1}" for k in range(len(cells))]
+            has_header = _is_header(cells)
+            self.names: list[str] = cells if has_header else [f"column{k + 1}" for k in range(len(cells))]
             self._lines: list[int] = [] if has_header else [first]
             found = [] if has_header else [cells]
             self._columns = self._transposed(rows, found)
         twice = next((n for k, n in enumerate(self.names) if n in self.names[:k]), None)
         if twice is not None:
             raise request.error(f"has two columns {twice!r} in line {first}")
+        if self.names and not self.names[0]:  # the numbers of rows, as pandas and R write them
+            del self.names[0]
         self._is_text: dict[str, bool] = {}
 
     def _open(self) -> TextIO:
@@ -73,9 +76,9 @@ class CsvTable(Table):
 
     def is_text(self, name: str) -> bool:
         if name not in self._is_text:
-            cells = [c for c in self._columns[name] if c.strip()]
-            # One cell of text above numbers alone is a mistake, of which numbers() says where it is.
-            self._is_text[name] = bool(cells) and not any(_is_number(c) for c in (cells[0], *cells[1:2]))
+            # One cell of text above numbers is a mistake, of which numbers() says where it is.
+            cells = list(itertools.islice((c for c in self._columns[name] if c.strip()), 2))
+            self._is_text[name] = bool(cells) and not any(map(_is_number, cells))
         return self._is_text[name]
 
     def texts(self, name: str) -> Sequence[str]:
@@ -87,11 +90,11 @@ class CsvTable(Table):
     def numbers(self, name: str, whole: bool) -> Array:
         cells = self._columns[name]
         try:
-            return np.array(list(map(int, cells)), np.int64)
+            return np.fromiter(map(int, cells), np.int64, len(cells))
         except (ValueError, OverflowError):
             pass
         try:
-            found = np.array(list(map(float, cells)), np.float64)
+            found = np.fromiter(map(float, cells), np.float64, len(cells))
         except ValueError:
             raise self._wrong(name, next(k for k, c in enumerate(cells) if not _is_number(c)), "a number") from None
         if np.isnan(found).any():
@@ -109,6 +112,12 @@ def _delimiter(file: TextIO) -> str:
     first = file.readline()
     file.seek(0)
     return max(",;\t", key=lambda d: (first.count(d), d == ","))
+
+
+def _is_header(cells: list[str]) -> bool:
+    """Whether a first row has names: no number, or besides names 0, 1, 2 …, which is what pandas calls columns."""
+    numbers = [c for c in cells if _is_number(c)]
+    return not numbers or (len(numbers) > 2 and numbers == [str(k) for k in range(len(numbers))])
 
 
 def _is_number(cell: str) -> bool:
