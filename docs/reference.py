@@ -25,6 +25,8 @@ measured beside the loss."""
 LOSSES = "A loss takes the name of the output that predicts, and adds an input for the target."
 OPTIMIZERS = "An optimizer is a small value: its settings, and other settings for parameters of some names."
 SCHEDULES = "The factor of the learning rate at each update."
+SOURCES = """Data as people have it, as [data.md](data.md) shows; `Batches` takes a source, which `read` makes of a file
+or folder."""
 METRICS = "Numbers for validation data besides the loss; any function of outputs and batch is one."
 GRADIENTS = "Take a model and return the model with its gradient, or with products of its Hessian."
 RUNTIME = "These make our operators known to stock onnxruntime, onnx and models, and set the number of threads."
@@ -39,6 +41,7 @@ names of values, and return the names of their results."""
 METHODS = {
     "Trainer": ("steps", "step", "evaluate", "fit", "save", "restore", "load", "export"),
     "Batches": ("starting_at",),
+    "Source": ("__len__", "take", "column", "plain", "subset", "split"),
     "Loss": ("target_like", "formula"),
     "Metric": ("measure",),
     "GradientCheck": ("worst",),
@@ -55,7 +58,7 @@ RESULTS = {
     "GradientCheck": "onnxgrad.autodiff.check",
     "Compared": "onnxgrad.autodiff.check",
 }
-MADE_BY_USERS = ("Trainer", "Batches")
+MADE_BY_USERS = ("Trainer", "Batches", "Arrays")
 VARIABLES = {
     "GradientCheck": "report",
     "ForwardBlock": "block",
@@ -75,6 +78,9 @@ def api_page() -> str:
     parts += [of_result(name) for name in ("Record", "TrainingStoppedError", "Interrupted")]
     for name, sentence in (("losses", LOSSES), ("optim", OPTIMIZERS), ("schedules", SCHEDULES), ("metrics", METRICS)):
         parts += [f"## onnxgrad.{name}", sentence, *classes(getattr(onnxgrad, name), f"onnxgrad.{name}")]
+    names = ("read", "Source", "Arrays", "balanced_weights")
+    sources = [entry(getattr(onnxgrad.sources, name), f"onnxgrad.sources.{name}") for name in names]
+    parts += ["## onnxgrad.sources", SOURCES, *sources]
     parts += ["## Gradients", GRADIENTS]
     parts += [entry(getattr(onnxgrad, name), f"onnxgrad.{name}") for name in ("gradient", "hvp", "check_gradient")]
     parts += [of_result(name) for name in ("GradientCheck", "Compared")]

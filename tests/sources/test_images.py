@@ -127,6 +127,7 @@ def test_augmentation_depends_on_seed_and_example_alone(photos):
     assert len(flipped) == 2**4  # each of four, or not
 
 
+@pytest.mark.slow
 def test_workers_make_the_same_batches(photos):
     source = read(photos, pooled(3, 16, 16), ENTROPY, augment=["crop", "color"])
     alone, helped = (Batches(source, 3, seed=2, workers=k) for k in (0, 2))
@@ -138,6 +139,13 @@ def test_workers_make_the_same_batches(photos):
         ValueError, match=r"^read: the image '.*/cat/1\.png' cannot be read \(cannot identify image file"
     ):
         list(helped)
+
+
+def test_a_broken_image_is_named(photos):
+    (photos / "dog" / "0.png").write_bytes((photos / "dog" / "0.png").read_bytes()[:200])
+    source = read(photos, pooled(3, 16, 16), ENTROPY)
+    with pytest.raises(ValueError, match=r"^read: the image '.*/dog/0\.png' cannot be read \("):
+        taken(source)
 
 
 def test_a_folder_with_train_and_val(photos):

@@ -160,6 +160,7 @@ GOOD = "a,b,target\n1,2,0\n"
         ),
         ("a,b\n1,2\n", "lacks 'target', an input of model or loss: 'a', 'b'"),
         ("a,b,targets,z\n1,2,0,0\n", "lacks 'target', an input of model or loss; did you mean 'targets'?"),
+        (GOOD + '1,"2" ,0\n', "cannot be read as a table in line 3 (',' expected after '\"')"),
         ("a,b,target\n", "has no examples"),
         ("", "has no examples"),
     ],

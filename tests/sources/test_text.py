@@ -163,6 +163,12 @@ def test_what_is_refused(folder):
         "its own",
     ):
         read(folder / "names.txt", model, ENTROPY)
+    with raises(
+        ValueError,
+        f"read: {str(folder / 'names.jsonl')!r} is text, and the model takes token ids, 'input_ids': name its "
+        "tokenizer, a tokenizer.json",
+    ):
+        read(folder / "names.jsonl", model, ENTROPY)
     (folder / "many.csv").write_text("a,b,c,label\nx,y,z,0\n")
     with raises(
         ValueError,

@@ -3,7 +3,7 @@
 import io
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -233,7 +233,7 @@ class Images(Source):
     look: Look
     others: Mapping[str, Array]
     augment: tuple[str, ...] = ()
-    classes: Mapping[str, Sequence[str]] = None  # type: ignore[assignment]
+    classes: Mapping[str, Sequence[str]] = field(default_factory=dict)
     remarks: Sequence[str] = ()
 
     def __len__(self) -> int:

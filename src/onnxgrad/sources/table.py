@@ -61,6 +61,9 @@ def from_table(table: Table, request: Request) -> Source:
         from onnxgrad.sources.text import from_texts
 
         return from_texts(table, request)
+    ids = [f.name for f in request.inputs if "input_ids" in f.name and f.name not in table.names]
+    if ids and any(map(table.is_text, table.names)):
+        raise request.error(f"is text, and the model takes token ids, {ids[0]!r}: name its tokenizer, a tokenizer.json")
     if any(table.is_picture(name) for name in table.names):
         from onnxgrad.sources.images import from_pictures
 

@@ -1,13 +1,12 @@
 """Worker processes: they take batches from a source ahead of the step, in the order in which these are asked for.
 
-Each batch comes in memory of its own that both processes map: it is not copied, has no name, and is gone with its
-arrays. Workers are started anew, not forked, and do not run the script that asks for them; they end with the
-connection, so also when this process is killed.
+Each batch comes in a file without a name that is nowhere but in memory, and goes with the message. Workers are started
+anew, not forked, and do not run the script that asks for them; they end with the connection, so also when this process
+is killed.
 """
 
 import builtins
 import json
-import mmap
 import os
 import pickle
 import signal
@@ -101,7 +100,7 @@ class Workers:
             _, (file, *_), _, _ = socket.recv_fds(connection, 1, 1)
         except (EOFError, ConnectionError):
             raise self._lost(worker) from None
-        return _mapped(file, answer)
+        return _read(file, answer)
 
     def _lost(self, worker: int) -> RuntimeError:
         code = self._processes[worker].wait()
@@ -184,12 +183,12 @@ def _written(batch: dict[str, Array]) -> tuple[int, Described]:
     for name, array in arrays.items():
         described.append((name, array.dtype.str if array.dtype.kind != "V" else array.dtype.name, array.shape, size))
         size += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
-    file = _shared_file()
-    os.ftruncate(file, max(size, 1))
-    for (_, _, _, place), array in zip(described, arrays.values(), strict=True):
-        if array.nbytes:
-            os.pwrite(file, array.reshape(-1).view(np.uint8).data, place)
-    return file, described
+    number = _shared_file()
+    with open(number, "wb", closefd=False) as file:
+        for (_, _, _, place), array in zip(described, arrays.values(), strict=True):
+            file.seek(place)
+            file.write(array.reshape(-1).view(np.uint8).data)
+    return number, described
 
 
 def _shared_file() -> int:
@@ -199,15 +198,15 @@ def _shared_file() -> int:
         return os.dup(file.fileno())
 
 
-def _mapped(file: int, described: Described) -> dict[str, Array]:
-    try:
-        memory = mmap.mmap(file, 0)
-    finally:
-        os.close(file)
-    return {
-        name: np.frombuffer(memory, np.dtype(kind), int(np.prod(shape, dtype=np.int64)), place).reshape(shape)
-        for name, kind, shape, place in described
-    }
+def _read(number: int, described: Described) -> dict[str, Array]:
+    """The arrays, copied: mapped ones would take a file descriptor each for as long as they live."""
+    found = {}
+    with open(number, "rb") as file:
+        for name, kind, shape, place in described:
+            found[name] = np.empty(shape, kind)
+            file.seek(place)
+            file.readinto(found[name].reshape(-1).view(np.uint8).data)
+    return found
 
 
 def _send(connection: socket.socket, content: bytes) -> None:

@@ -41,7 +41,10 @@ class CsvTable(Table):
             self.names: list[str] = cells if has_header else [f"column{k + 1}" for k in range(len(cells))]
             self._lines: list[int] = [] if has_header else [first]
             found = [] if has_header else [cells]
-            self._columns = self._transposed(rows, found)
+            try:
+                self._columns = self._transposed(rows, found)
+            except csv.Error as error:
+                raise request.error(f"cannot be read as a table in line {rows.line_num} ({error})") from None
         twice = next((n for k, n in enumerate(self.names) if n in self.names[:k]), None)
         if twice is not None:
             raise request.error(f"has two columns {twice!r} in line {first}")
