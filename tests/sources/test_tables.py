@@ -126,6 +126,12 @@ def test_classes_that_are_numbers_are_in_their_order(tmp_path):
     assert source.column("target").tolist() == [1, 2, 0] and source.classes == {"target": ["2", "9", "10"]}
 
 
+def test_a_target_of_a_chosen_name_is_a_column_of_that_name(tmp_path):
+    path = write(tmp_path / "a.csv", iris_rows(), [*NAMES, "species"])
+    with raises(ValueError, f"read: {str(path)!r} lacks 'specis', an input of model or loss; did you mean 'species'?"):
+        read(path, linear(), losses.CrossEntropy("logits", target="specis"))
+
+
 def test_text_is_no_number_to_predict(tmp_path):
     (tmp_path / "a.csv").write_text("a,b,target\n1,2,low\n3,4,high\n5,6,middle\n")
     with raises(
@@ -158,7 +164,7 @@ GOOD = "a,b,target\n1,2,0\n"
             "a,b,c,target\n1,2,3,0\n",
             "has 3 columns for 'x', which takes 2: 'a', 'b', 'c'; say which, as in columns x=a,…",
         ),
-        ("a,b\n1,2\n", "lacks 'target', an input of model or loss: 'a', 'b'"),
+        ("a,b\n1,2\n", "lacks 'target', an input of model or loss: 'a', 'b'; say which, as in columns target=b"),
         ("a,b,targets,z\n1,2,0,0\n", "lacks 'target', an input of model or loss; did you mean 'targets'?"),
         (GOOD + '1,"2" ,0\n', "cannot be read as a table in line 3 (',' expected after '\"')"),
         ("a,b,target\n", "has no examples"),

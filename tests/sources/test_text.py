@@ -143,6 +143,12 @@ def test_a_text_as_a_whole_is_cut_into_chunks(folder):
     ):
         with raises(ValueError, f"read: {str(folder / 'names.txt')!r} {sentence}"):
             read_names(folder, model, NEXT, "names.txt", **how)
+    with raises(
+        ValueError,
+        f"read: {str(folder / 'names.txt')!r} is text whose tokens predict the next, but 'target' is one class for an "
+        "example",
+    ):
+        read_names(folder, embedded(300, 9, 16), ENTROPY, "names.txt")
 
 
 def test_workers_have_tokenizers_of_their_own(folder):

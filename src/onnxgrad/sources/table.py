@@ -122,9 +122,12 @@ class Assembly:
         missing = [f for f in fields if f.name not in made_of]
         needed = sum(f.numbers or 0 for f in missing if not f.is_target)
         for target in [f for f in missing if f.is_target]:
-            column = self._label(free, len(missing) == 1, needed)
+            # A target whose name somebody chose is a column of that name.
+            column = self._label(free, len(missing) == 1, needed) if target.name.lower() in LABELS else None
             if column is None:
-                raise request.lacks(target.name, suggestion(target.name, names))
+                there = suggestion(target.name, names)
+                way_out = "" if there.startswith(";") else f"; say which, as in columns {target.name}={names[-1]}"
+                raise request.lacks(target.name, there + way_out)
             made_of[target.name] = [column]
             free.remove(column)
             missing.remove(target)

@@ -197,6 +197,9 @@ def from_chunks(request: Request) -> Source:
     left = [f.name for f in request.inputs if f.name not in names]
     if left or len(request.targets) > 1:
         raise request.error(f"is text alone, but there is {(left or [f.name for f in request.targets])[-1]!r} as well")
+    single = next((f.name for f in request.targets if f.shape == ()), None)
+    if single is not None:
+        raise request.error(f"is text whose tokens predict the next, but {single!r} is one class for an example")
     tokens = Tokens(request.settings.tokenizer, request.subject, None, False)
     ids = tokens.whole(request.path.read_text(encoding="utf-8-sig"))
     count = (len(ids) - 1) // length
