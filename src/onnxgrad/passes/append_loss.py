@@ -122,7 +122,7 @@ def _target_input(builder: Builder, part: Term, prediction: Tensor) -> Tensor:
             return builder.tensor(value)  # the model takes its target itself
     if any(value.name == part.target for node in builder.graph for value in node.outputs):
         raise ValueError(
-            f"{type(part).__name__}: the target {part.target!r} has the name of a value of the model: give it another one"
+            f"{type(part).__name__}: the target {part.target!r} has the name of a value in the model: give it another"
         )
     dtype, shape = part.target_like(prediction)
     value = ir.Value(name=part.target, shape=None if shape is None else ir.Shape(list(shape)))
