@@ -21,9 +21,10 @@ def is_mine(folder: Path) -> bool:
 
 def read(request: Request) -> Source:
     """The arrays of a folder, by the names of their files."""
-    found = from_arrays(_mapped(request, sorted(request.path.glob("*.npy"))), request)
+    mapped = _mapped(request, sorted(request.path.glob("*.npy")))
+    found = from_arrays(mapped, request)
     assert isinstance(found, Arrays)
-    return MappedArrays(request.path, found.arrays, found.remarks)
+    return MappedArrays(request.path, {name: mapped[name] for name in found.arrays}, found.remarks)
 
 
 def _mapped(request: Request, files: list[Path]) -> dict[str, Any]:
@@ -46,13 +47,27 @@ class MappedArrays(Arrays):
         self._folder = folder
 
     def take(self, chosen: Array, seed: Any = ()) -> dict[str, Array]:
-        return {name: np.asarray(a[chosen]) for name, a in self.arrays.items()}
+        return {name: _rows(a, chosen) for name, a in self.arrays.items()}
 
     def subset(self, chosen: Array) -> Source:
         return Subset(self, chosen)
 
     def __reduce__(self) -> Any:
         return _again, (self._folder.absolute(), list(self.arrays))
+
+
+def _rows(array: Any, chosen: Array) -> Array:
+    """Some rows of a mapped array, each by one read: a page that is mapped brings others along, which nobody reads."""
+    if not array.flags.c_contiguous or not array.size:
+        return np.asarray(array[chosen])
+    found = np.empty((len(chosen), *array.shape[1:]), array.dtype)
+    rows = found.reshape(len(chosen), -1).view(np.uint8)
+    with Path(array.filename).open("rb", buffering=0) as file:
+        for row, k in zip(rows, chosen, strict=True):
+            file.seek(array.offset + int(k) * rows.shape[1])
+            if file.readinto(row.data) != rows.shape[1]:
+                raise ValueError(f"{str(array.filename)!r} has become shorter: example {k} is missing")
+    return found
 
 
 def _again(folder: Path, names: list[str]) -> MappedArrays:
