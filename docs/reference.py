@@ -26,6 +26,8 @@ LOSSES = "A loss takes the name of the output that predicts, and adds an input f
 OPTIMIZERS = "An optimizer is a small value: its settings, and other settings for parameters of some names."
 SCHEDULES = "The factor of the learning rate at each update."
 CALLBACKS = "What fit() calls along the way: they watch, keep the best epoch, and end training early."
+SOURCES = """Data as people have it, as [data.md](data.md) shows; `Batches` takes a source, which `read` makes of a file
+or folder."""
 METRICS = "Numbers for validation data besides the loss; any function of outputs and batch is one."
 GRADIENTS = "Take a model and return the model with its gradient, or with products of its Hessian."
 RUNTIME = "These make our operators known to stock onnxruntime, onnx and models, and set the number of threads."
@@ -52,6 +54,7 @@ METHODS = {
         "export",
     ),
     "Batches": ("starting_at",),
+    "Source": ("__len__", "take", "column", "plain", "subset", "split"),
     "Loss": ("target_like", "formula"),
     "Metric": ("count", "merge", "result"),
     "Callback": ("on_start", "on_step", "on_epoch", "on_end", "state", "load_state"),
@@ -72,7 +75,7 @@ RESULTS = {
     "GradientCheck": "onnxgrad.autodiff.check",
     "Compared": "onnxgrad.autodiff.check",
 }
-MADE_BY_USERS = ("Trainer", "Batches", "EarlyStopping", "KeepBest")
+MADE_BY_USERS = ("Trainer", "Batches", "Arrays", "EarlyStopping", "KeepBest")
 NOT_FOR_USERS = ("OptimizerState", "Callbacks", "Monitoring")
 VARIABLES = {
     "GradientCheck": "report",
@@ -95,6 +98,9 @@ def api_page() -> str:
     namespaces = {"losses": LOSSES, "optim": OPTIMIZERS, "schedules": SCHEDULES, "metrics": METRICS}
     for name, sentence in {**namespaces, "callbacks": CALLBACKS}.items():
         parts += [f"## onnxgrad.{name}", sentence, *classes(getattr(onnxgrad, name), f"onnxgrad.{name}")]
+    names = ("read", "Source", "Arrays", "balanced_weights")
+    sources = [entry(getattr(onnxgrad.sources, name), f"onnxgrad.sources.{name}") for name in names]
+    parts += ["## onnxgrad.sources", SOURCES, *sources]
     parts += ["## Gradients", GRADIENTS]
     parts += [entry(getattr(onnxgrad, name), f"onnxgrad.{name}") for name in ("gradient", "hvp", "check_gradient")]
     parts += [of_result(name) for name in ("GradientCheck", "Compared")]

@@ -18,6 +18,7 @@ from onnxgrad.ops.slice import slice_grad
 from onnxgrad.runtime.register import register
 
 if _TYPE_CHECKING:
+    from onnxgrad import sources
     from onnxgrad.autodiff.check import check_gradient
     from onnxgrad.autodiff.differentiate import gradient, hvp
     from onnxgrad.passes.session import session
@@ -57,6 +58,7 @@ __all__ = [
     "session",
     "set_num_threads",
     "slice_grad",
+    "sources",
     "vjp",
 ]
 
@@ -73,6 +75,7 @@ _LATER = {
     "optim": "onnxgrad.train",
     "schedules": "onnxgrad.train",
     "session": "onnxgrad.passes.session",
+    "sources": "onnxgrad",
     "vjp": "onnxgrad.rules",
 }  # what needs onnx_ir, which takes its time
 

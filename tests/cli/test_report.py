@@ -20,7 +20,6 @@ from tests.checks import raises
 from tests.cli.test_train import BASE, arrays, events, folder, own_loss, run
 from torch.nn import functional as F  # noqa: N812, its usual name
 
-from onnxgrad.cli.data import hold_out
 from onnxgrad.cli.reporting.confusion import Confusion
 from onnxgrad.cli.reporting.describe import described_input, described_outcome
 from onnxgrad.cli.reporting.example_loss import ExampleLoss
@@ -30,10 +29,12 @@ from onnxgrad.cli.reporting.page import page
 from onnxgrad.cli.reporting.picture import picture, pictures
 from onnxgrad.cli.reporting.worst import WorstExamples
 from onnxgrad.cli.run_log import RunLog, read_log
+from onnxgrad.sources.source import Arrays
 from onnxgrad.train import losses, optim
 from onnxgrad.train.trainer import Trainer
 
 __all__ = ["folder"]
+NAMELESS = Names((), Tokens(Path("none.json")))
 
 
 def shown(path):
@@ -46,7 +47,8 @@ def test_the_worst_examples_the_confusion_matrix_and_the_rows_are_right(folder):
     held = ("--val", "0.5", "--seed", 3, "--metric", "accuracy")
     printed = run(*BASE, *held, "--epochs", 2, "-o", "trained.onnx", "--report", "run.html")
     assert re.search(r"report +run.html +[0-9.]+ kB", printed.stdout)
-    _, aside = hold_out({**arrays(), "row": np.arange(72)}, 0.5, seed=3)
+    _, held_out = Arrays({**arrays(), "row": np.arange(72)}).split(0.5, seed=3)
+    aside = held_out.arrays
     session = onnxruntime.InferenceSession("trained.onnx", providers=["CPUExecutionProvider"])
     (logits,) = session.run(None, {"x": aside["x"]})
     each = F.cross_entropy(torch.tensor(logits), torch.tensor(aside["target"]), reduction="none").numpy()
@@ -222,7 +224,7 @@ def test_tokens_are_text_if_the_tokenizer_lies_beside_the_model(tmp_path):
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary))
     made.add_special_tokens(["[PAD]"])
     made.save(str(tmp_path / "tokenizer.json"))
-    names = Names((), Tokens(tmp_path / "model.onnx"))
+    names = Names((), Tokens(tmp_path / "tokenizer.json"))
     ids, target = np.array([1, 2, 4, 0]), np.array([2, 4, 6, -100])
     assert described_input("input_ids", ids, names)["text"] == "a dog sat"
     assert "text" not in described_input("attention_mask", ids, names)
@@ -233,12 +235,12 @@ def test_tokens_are_text_if_the_tokenizer_lies_beside_the_model(tmp_path):
     assert names.of(0, in_sequence=True) == "[PAD]" and names.of(2) == "2" and names.of(99, in_sequence=True) == "99"
     ignored = described_outcome(loss, scores, np.full(4, -100), names, False)
     assert ignored == {"of": "y", "note": "no target counts"}
-    assert Names(("x", "y"), Tokens(tmp_path / "none" / "model.onnx")).of(1, in_sequence=True) == "y"
+    assert Names(("x", "y"), Tokens(tmp_path / "none.json")).of(1, in_sequence=True) == "y"
 
 
 @pytest.mark.parametrize("given, predicted", [(0.3, "0"), (0.8, "1")])
 def test_labels_and_numbers(tmp_path, given, predicted):
-    names, one = Names((), Tokens(tmp_path / "model.onnx")), np.array([given], np.float32)
+    names, one = Names((), Tokens(tmp_path / "tokenizer.json")), np.array([given], np.float32)
     shown = described_outcome(losses.BCE("y"), one, np.array([1.0]), names, False)
     assert (shown["truth"], shown["predicted"], shown["bars"]) == ("1", predicted, [["1", round(given, 4), True]])
     logit = np.log(one / (1 - one))
@@ -263,7 +265,7 @@ def test_a_classifier_of_many_classes_shows_what_it_confuses_most():
     for part in range(0, 400, 100):
         counted.add(scores[part : part + 100], target[part : part + 100])
     matrix = confusion_matrix(target[target != 7], scores.argmax(1)[target != 7], labels=range(60))
-    found = counted.shown(Names((), Tokens(Path("model.onnx"))))
+    found = counted.shown(NAMELESS)
     assert found["right"] == np.trace(matrix) and found["total"] == matrix.sum() and found["classes"] == 60
     for truth, predicted, times in found["pairs"]:
         assert matrix[int(truth), int(predicted)] == times and truth != predicted
@@ -348,7 +350,7 @@ def test_a_page_without_examples_says_why(folder, given, sentence):
 
 
 def test_examples_that_do_not_come_first(folder):
-    worst = WorstExamples([losses.CrossEntropy("logits")], Path("model.onnx"), 0, 1, 8)
+    worst = WorstExamples([losses.CrossEntropy("logits")], Path("model.onnx"), NAMELESS, 0, 1, 8)
     batch = {name: a[:8] for name, a in arrays().items()}
     assert worst({"logits": np.zeros((3, 8), np.float32)}, batch) == 0 and worst.kept == []
     assert worst.problem.startswith("'logits' does not have the examples along its first dimension")

@@ -22,7 +22,7 @@ from tests.checks import same_bits
 from tests.train.two_layers import SIZES, mlp, weights
 
 from onnxgrad import cli
-from onnxgrad.cli.data import hold_out
+from onnxgrad.sources.source import Arrays
 from onnxgrad.train import losses, optim, schedules
 from onnxgrad.train import trainer as trainer_module
 from onnxgrad.train.batches import Batches
@@ -69,8 +69,8 @@ def initializers(path):
 def test_it_trains_as_the_trainer_does_and_says_what_it_wrote(folder):
     result = run(*BASE, "--epochs", 3, "--lr", "1e-2", "--schedule", "cosine", "--warmup", "0.1", "--val", "0.25",
                  "--metric", "accuracy", "--seed", 3, "-o", "trained.onnx")  # fmt: skip
-    left, aside = hold_out(arrays(), 0.25, seed=3)
-    assert len(left["x"]) == 54 and len(aside["x"]) == 18
+    left, aside = Arrays(arrays()).split(0.25, seed=3)
+    assert len(left) == 54 and len(aside) == 18
     how = {"schedule": schedules.Cosine(21, warmup=2), "seed": 3}
     trainer = Trainer("model.onnx", losses.CrossEntropy("logits"), optim.AdamW(lr=1e-2), **how)
     right = {"accuracy": lambda outputs, batch: (outputs["logits"].argmax(1) == batch["target"]).mean()}

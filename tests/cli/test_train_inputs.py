@@ -18,6 +18,7 @@ from onnxgrad.train.progress import Progress, clock, figure, waiting
 from onnxgrad.train.trainer import Record
 
 __all__ = ["folder"]
+FILES = ".csv, .tsv, .jsonl, .npz, .parquet or .txt"
 
 
 def test_parquet_gives_the_numbers_of_npz(folder):
@@ -154,9 +155,9 @@ OUT = ("-o", "out.onnx")
         ),
         (("--val", "1.5"), "--val is 1.5, expected a file or a share between 0 and 1 of the examples to hold out"),
         (("--val", "0.001"), "--val 0.001 of 72 examples is 0, expected at least one, and one to train on"),
-        (("--val", "none.npz"), "--val: 'none.npz' does not exist, expected an .npz or .parquet file"),
-        (("--data", "none.npz"), "--data: 'none.npz' does not exist, expected an .npz or .parquet file"),
-        (("--data", "model.onnx"), "--data: 'model.onnx' ends in '.onnx', expected .npz or .parquet"),
+        (("--val", "none.npz"), "--val: 'none.npz' does not exist, expected a file (" + FILES + ") or a folder"),
+        (("--data", "none.npz"), "--data: 'none.npz' does not exist, expected a file (" + FILES + ") or a folder"),
+        (("--data", "model.onnx"), "--data: 'model.onnx' ends in '.onnx', expected " + FILES),
         (("--data", "text.npz"), "--data: 'text.npz' cannot be read as .npz ("),
         (
             ("--data", "typo.npz"),

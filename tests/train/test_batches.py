@@ -11,6 +11,7 @@ ARRAYS = {
     "tokens": np.arange(11, dtype=np.int32),
     "target": np.arange(11) % 3,
 }
+FILES = ".csv, .tsv, .jsonl, .npz, .parquet or .txt"
 RAGGED = (
     "Batches: the column 'x' holds objects, lists of different lengths, or has gaps, expected numbers, the same shape "
     "for every example"
@@ -87,13 +88,18 @@ def test_what_is_refused(tmp_path):
         Batches({}, 2)
     with raises(ValueError, "Batches: the arrays have different numbers of examples (x: 11, y: 3)"):
         Batches({"x": ARRAYS["x"], "y": np.zeros(3)}, 2)
-    with raises(TypeError, "Batches: data is a int, expected a dict of arrays, a path or a datasets.Dataset"):
+    with raises(
+        TypeError,
+        "Batches: data is a int, expected a dict of arrays, a path, a source of onnxgrad.sources or a datasets.Dataset",
+    ):
         Batches(3, 2)
-    with raises(FileNotFoundError, "Batches: 'no.npz' does not exist, expected an .npz or .parquet file"):
+    with raises(FileNotFoundError, f"Batches: 'no.npz' does not exist, expected a file ({FILES}) or a folder"):
         Batches("no.npz", 2)
-    (tmp_path / "data.csv").touch()
-    with raises(ValueError, f"Batches: {str(tmp_path / 'data.csv')!r} ends in '.csv', expected .npz or .parquet"):
-        Batches(tmp_path / "data.csv", 2)
+    (tmp_path / "data.doc").touch()
+    with raises(ValueError, f"Batches: {str(tmp_path / 'data.doc')!r} ends in '.doc', expected {FILES}"):
+        Batches(tmp_path / "data.doc", 2)
+    with raises(ValueError, "Batches: workers is -1, expected a number of processes"):
+        Batches(ARRAYS, 2, workers=-1)
     for suffix in (".npz", ".parquet"):
         for content in (b"", b"nothing of the kind", b"PK\x03\x04" + bytes(40)):
             path = tmp_path / f"bad{suffix}"

@@ -142,6 +142,8 @@ def test_what_is_refused():
     sentence = "MSE: 'z' is neither an output of the model nor a value inside it, expected 'y' or an inner value"
     with raises(ValueError, sentence):
         model_with(losses.MSE("z"))
+    with raises(ValueError, "MSE: the target 'y' has the name of a value in the model: give it another"):
+        model_with(losses.MSE("y", target="y"))
     with raises(ValueError, "MSE: reduction is 'all', expected one of 'mean', 'sum'"):
         losses.MSE("y", reduction="all")
     with raises(ValueError, "loss is 'z', expected a loss, an output of the model ('y') or a value inside it"):

@@ -156,7 +156,7 @@ def check(
 
 def read_feeds(path: Path, names: Sequence[str]) -> dict[str, Any]:
     """The arrays of an .npz file, which must be inputs of the model."""
-    from onnxgrad.train.batches import read_npz
+    from onnxgrad.sources.kinds.npz import read_npz
 
     if not path.is_file():
         raise FileNotFoundError(f"{str(path)!r} does not exist, expected a file of numpy.savez")

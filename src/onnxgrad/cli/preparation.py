@@ -2,12 +2,14 @@
 
 import contextlib
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from onnxgrad.cli import specs
-from onnxgrad.cli.data import Columns, expect_classes, expect_columns, read_columns, unused, validation
+from onnxgrad.cli.data import balanced, expect_classes, expect_columns, read_both, validation_of
 from onnxgrad.cli.launch import Processes
 from onnxgrad.cli.overwriting import expect_other_files
 from onnxgrad.cli.plot import expect_plottable
@@ -16,6 +18,8 @@ from onnxgrad.cli.training import Options
 from onnxgrad.graph.files import expect_place, load
 from onnxgrad.graph.suggest import suggestion
 from onnxgrad.passes.find_logits import activation_of
+from onnxgrad.sources.fields import fields_of
+from onnxgrad.sources.source import Source
 from onnxgrad.train.batches import Batches
 from onnxgrad.train.losses import Total
 from onnxgrad.train.metrics import Metric
@@ -32,6 +36,7 @@ class Files:
     metrics: Path | None
     plot: Path | None
     report: Path | None
+    classes: Path
 
     @classmethod
     def of(cls, options: Options, are_written: bool = True) -> "Files":
@@ -48,6 +53,7 @@ class Files:
             None if options.metrics == "none" else beside(options.metrics, ".jsonl"),
             None if options.plot == "none" else beside(options.plot, ".svg"),
             options.report,
+            output.with_suffix(".classes.json"),
         )
         if not are_written:
             return files
@@ -101,6 +107,7 @@ class Prepared:
     metrics: dict[str, Metric]
     updates: int
     remarks: list[str]
+    classes: Mapping[str, Sequence[str]]  # of targets and features that are text
 
 
 def prepare(options: Options, processes: Processes | None = None) -> Prepared:
@@ -112,30 +119,30 @@ def prepare(options: Options, processes: Processes | None = None) -> Prepared:
     values = {str(v.name): v for node in graph for v in node.outputs}
     loss = specs.loss(options.loss, outputs, values)
     targets = [] if isinstance(loss, str) else [part.target for part in loss.parts]
-    inputs = [str(v.name) for v in graph.inputs if v.name not in graph.initializers]
-    needed = list(dict.fromkeys([*inputs, *(t for t in targets if t not in graph.initializers)]))
+    wanted = fields_of(loaded, loss, "train")
+    needed = [field.name for field in wanted]
     expect_columns(str(options.model), needed)
-    if options.metric and options.val is None:
+    is_validated = validation_of(options) is not None
+    if options.metric and not is_validated:
         raise ValueError("--metric is measured on examples to validate with: name a file or a share with --val")
     for name, is_given in (("--keep-best", options.keep_best), ("--early-stopping", options.early_stopping)):
-        if is_given and options.val is None:
+        if is_given and not is_validated:
             raise ValueError(f"{name} goes by examples to validate with: name a file or a share with --val")
     made_by = {name: activation_of(value)[0] for name, value in values.items()}
     of_sigmoid = {name for name, node in made_by.items() if node is not None and node.op_type == "Sigmoid"}
     metrics = specs.metrics_by_name(options.metric, loss, outputs, needed, of_sigmoid)
     _expect_comparable(options, metrics)
-    columns, others = read_columns("--data", options.data, needed)
-    remarks = [unused(options.data, others)] if others else []
-    held_out: Columns | None = None
-    if options.val is not None:
-        columns, held_out = validation(options.val, columns, options.seed)
+    source, held_out, remarks = read_both(options, wanted, targets)
     shapes = {str(v.name): list(v.shape or ()) for v in graph.outputs}
-    for option, examples in (("--data", columns), ("--val", held_out)):
+    for option, examples in (("--data", source), ("--val", held_out)):
         if examples is not None:
             expect_classes(option, examples, loss, shapes)
+    if options.class_weights is not None:
+        loss = balanced(source, loss, shapes)
     batches = Batches(
-        columns, options.batch_size, shuffle=not options.no_shuffle, seed=options.seed, drop_last=options.drop_last
-    )
+        source, options.batch_size, shuffle=not options.no_shuffle, seed=options.seed, drop_last=options.drop_last,
+        workers=options.workers,
+    )  # fmt: skip
     updates = options.epochs * len(batches) // options.accumulate
     if not updates:
         raise ValueError(
@@ -160,12 +167,14 @@ def prepare(options: Options, processes: Processes | None = None) -> Prepared:
     )  # fmt: skip
     if options.resume is not None:
         trainer.restore(options.resume)
-    validating = None if held_out is None else Batches(held_out, options.batch_size, shuffle=False)
+    validating = None
+    if held_out is not None:
+        validating = Batches(held_out, options.batch_size, shuffle=False, workers=options.workers)
     trainer.expect_sizes(batches, validating)
-    _try_out("--data", trainer, columns, options.batch_size, {})
+    _try_out("--data", trainer, source, options.batch_size, {})
     if held_out is not None:
         _try_out("--val", trainer, held_out, options.batch_size, metrics)
-    return Prepared(trainer, loss, batches, validating, metrics, updates, remarks)
+    return Prepared(trainer, loss, batches, validating, metrics, updates, remarks, source.classes)
 
 
 def _expect_comparable(options: Options, metrics: Mapping[str, Metric]) -> None:
@@ -181,9 +190,9 @@ def _expect_comparable(options: Options, metrics: Mapping[str, Metric]) -> None:
         raise ValueError(f"--monitor: {name!r} is a {type(metrics[name]).__name__}, not a number that can be best")
 
 
-def _try_out(option: str, trainer: Trainer, columns: Columns, size: int, metrics: Mapping[str, Metric]) -> None:
+def _try_out(option: str, trainer: Trainer, source: Source, size: int, metrics: Mapping[str, Metric]) -> None:
     """Evaluates one batch, which changes nothing: the others have the same shapes and types."""
     try:
-        trainer.evaluate([{name: a[:size] for name, a in columns.items()}], metrics)
+        trainer.evaluate([source.take(np.arange(min(size, len(source))))], metrics)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{option}: {error}") from None

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from onnxgrad.cli.config import as_typed
+from onnxgrad.cli.data import write_classes
 from onnxgrad.cli.find_lr import find_rate
 from onnxgrad.cli.group import Failed
 from onnxgrad.cli.launch import processes
@@ -20,8 +21,9 @@ from onnxgrad.cli.plot import write_plot
 from onnxgrad.cli.preparation import Files, Prepared, prepare
 from onnxgrad.cli.reporting.facts import bytes_of, facts_at_start
 from onnxgrad.cli.reporting.layers import NormRecorder
+from onnxgrad.cli.reporting.names import Names
 from onnxgrad.cli.reporting.page import write_report
-from onnxgrad.cli.reporting.worst import examples_event, rows_held_out
+from onnxgrad.cli.reporting.worst import examples_event
 from onnxgrad.cli.run_log import Event, RunLog, numbers_of, read_log, up_to
 from onnxgrad.cli.tensorboard import EventFile
 from onnxgrad.cli.training import Options
@@ -31,7 +33,10 @@ from onnxgrad.train.interruption import Interrupted
 from onnxgrad.train.progress import waiting
 
 # What decides which batches there are: a run that goes on in the middle of an epoch has to have the same.
-SAME_BATCHES = ("val", "batch_size", "drop_last", "no_shuffle", "accumulate", "seed")
+SAME_BATCHES = (
+    "val", "batch_size", "drop_last", "no_shuffle", "accumulate", "seed", "stratify", "columns", "image_size",
+    "normalize", "augment", "tokenizer", "length",
+)  # fmt: skip
 
 
 def earlier_events(options: Options, files: Files, steps: int) -> list[Event]:
@@ -47,7 +52,7 @@ def earlier_events(options: Options, files: Files, steps: int) -> list[Event]:
         return []
     before: dict[str, Any] = next((e["options"] for e in reversed(found) if e["event"] == "start"), {})
     for name in SAME_BATCHES:
-        now = asdict(options)[name]
+        now = _as_json(options)[name]
         if name in before and before[name] != now:
             raise ValueError(
                 f"--resume: the run had --{name.replace('_', '-')} {_shown(before[name])}, now it is {_shown(now)}, "
@@ -57,7 +62,7 @@ def earlier_events(options: Options, files: Files, steps: int) -> list[Event]:
 
 
 def _shown(value: Any) -> str:
-    return "not set" if value in (None, False) else "set" if value is True else str(value)
+    return "not set" if value in (None, False, []) else "set" if value is True else str(value)
 
 
 def run(options: Options, context: click.Context) -> None:
@@ -85,6 +90,8 @@ def run(options: Options, context: click.Context) -> None:
             click.echo(line, err=True)
     if options.keep_best and options.resume is None and is_first:
         files.best.unlink(missing_ok=True)  # of another run
+    if prepared.classes and is_first:
+        write_classes(files.classes, prepared.classes)
     again = shlex.join(as_typed(context, resume=str(files.checkpoint)))
     if launched is not None:
         again = f"{launched.launcher} {again}"
@@ -105,7 +112,9 @@ def run(options: Options, context: click.Context) -> None:
         if reports:
             run_log.write(_examples(options, prepared))
     if not options.quiet:
-        show_outcome(run_log, prepared.metrics, options, _written(files, model_files, options))
+        written = _written(files, model_files, options)
+        written |= {"names of classes": files.classes} if prepared.classes else {}
+        show_outcome(run_log, prepared.metrics, options, written)
 
 
 def _draw(files: Files, run_log: RunLog) -> None:
@@ -124,12 +133,11 @@ def _draw(files: Files, run_log: RunLog) -> None:
 
 def _examples(options: Options, prepared: Prepared) -> Event:
     """The examples that the trained model gets most wrong."""
-    validation = prepared.validation
-    rows = None
-    if options.val is not None and validation is not None:
-        rows = rows_held_out(options.val, options.seed, prepared.batches.examples, validation.examples)
+    targets = [] if isinstance(prepared.loss, str) else [part.target for part in prepared.loss.parts]
+    of_data = next((prepared.classes[name] for name in targets if name in prepared.classes), None)
+    names = Names.found(options.model, of_data, options.tokenizer)
     with waiting("looking for the examples with the highest loss", options.quiet):
-        return examples_event(prepared.trainer, prepared.loss, validation, options.model, rows)
+        return examples_event(prepared.trainer, prepared.loss, prepared.validation, options.model, names)
 
 
 def _fit(

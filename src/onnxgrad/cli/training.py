@@ -44,15 +44,33 @@ class Options:
         is_eager=True, callback=use_config)]
     output: Annotated[Path, option("The trained model.", "FILE.onnx", "-o", required=True)]
     data: Annotated[Path, option(
-        "Examples, .npz or .parquet, with a column for every input of the model and every target.", "FILE",
-        required=True)]
+        "Examples with the inputs of the model and every target: a table (.csv, .tsv, .parquet, .jsonl), arrays (.npz, "
+        "a folder of .npy), a text (.txt), a folder with a folder of images for each class, or a Hugging Face dataset "
+        "on disk.", "FILE|FOLDER", required=True)]
     val: Annotated[str | None, option(
-        "Examples to validate with after each epoch, or the share of --data to hold out for it (0.1).", "FILE|SHARE")]
+        "Examples to validate with after each epoch, or the share of --data to hold out for it (0.1); by default the "
+        "folder val/ of --data, if there is one.", "FILE|SHARE")]
+    stratify: Annotated[bool, option("Hold out the same share of each class.")]
+    columns: Annotated[Sequence[str], option(
+        "The columns of a table that an input or target is made of, patterns allowed; by default those that are left. "
+        "Repeatable.", "NAME=COLUMN,…")]
+    image_size: Annotated[str | None, option("Of images, where the model leaves it open: 224, or 480x640.", "PIXELS")]
+    normalize: Annotated[str | None, option(
+        "Which numbers stand for colors: imagenet, 0..1, -1..1, 0..255 or MEANS/DEVIATIONS, with commas between those "
+        "of channels; by default imagenet for three channels.", "KIND")]
+    augment: Annotated[str | None, option("Change images at random: flip, crop, color, rotate.", "NAME,…")]
+    tokenizer: Annotated[Path | None, option("The tokenizer.json for data that is text.", "FILE")]
+    length: Annotated[int | None, option(
+        "The most tokens of an example, or those of a chunk of a text.", "TOKENS", type=AT_LEAST_1)]
+    workers: Annotated[int, option(
+        "Processes that read examples ahead of the step; the numbers stay the same.", type=AT_LEAST_0, default=0)]
     loss: Annotated[Sequence[str], option(
         "KINDS of an output, with settings: 'mse:y:target=z:weight=0.5'. Or an output that is the loss. Repeatable: "
         "they are added.", "KIND:OUTPUT", cls=KindsOption, required=True)]
     metric: Annotated[Sequence[str], option(
         "KINDS, measured on --val: 'accuracy:logits:top=5'. Repeatable.", "KIND[:OUTPUT]", cls=KindsOption)]
+    class_weights: Annotated[str | None, option(
+        "Weigh the classes of the loss so that all count the same.", "[balanced]", type=click.Choice(["balanced"]))]
     epochs: Annotated[int, option("How often to go through the examples.", type=AT_LEAST_1, default=1)]
     batch_size: Annotated[int, option("Examples in a batch.", type=AT_LEAST_1, default=32)]
     drop_last: Annotated[bool, option("Leave out a last batch that is smaller than the others.")]
@@ -155,6 +173,8 @@ def train(**options: Any) -> None:
     \b
     onnxgrad train model.onnx --data train.npz --loss cross-entropy:logits --epochs 3 --lr 1e-3 -o trained.onnx
     onnxgrad train model.onnx --data train.parquet --val 0.1 --metric accuracy --config run.toml -o trained.onnx
+    onnxgrad train model.onnx --data iris.csv --val 0.2 --stratify --loss cross-entropy:probabilities -o trained.onnx
+    onnxgrad train model.onnx --data photos --augment flip,crop --workers 2 --loss cross-entropy:logits -o trained.onnx
     onnxgrad train model.onnx --data more.npz --loss mse:y --freeze 'encoder.*' --schedule cosine -o tuned.onnx
     mpiexec -n 4 onnxgrad train model.onnx --data train.npz --loss mse:y -o trained.onnx
     torchrun --nproc-per-node 8 -m onnxgrad train model.onnx --data train.npz --loss mse:y --device cuda -o trained.onnx

@@ -120,6 +120,10 @@ def _target_input(builder: Builder, part: Term, prediction: Tensor) -> Tensor:
     for value in (*builder.graph.inputs, *builder.graph.initializers.values()):
         if value.name == part.target:
             return builder.tensor(value)  # the model takes its target itself
+    if any(value.name == part.target for node in builder.graph for value in node.outputs):
+        raise ValueError(
+            f"{type(part).__name__}: the target {part.target!r} has the name of a value in the model: give it another"
+        )
     dtype, shape = part.target_like(prediction)
     value = ir.Value(name=part.target, shape=None if shape is None else ir.Shape(list(shape)))
     value.dtype = dtype

@@ -1,8 +1,7 @@
 """Batches: arrays of examples cut into shuffled batches, and the check of a batch against the inputs of a session."""
 
 import itertools
-import zipfile
-import zlib
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,10 @@ import ml_dtypes
 import numpy as np
 
 from onnxgrad.interop import is_foreign, is_on_gpu, to_numpy
+from onnxgrad.sources.arrays import as_column, count_examples
+from onnxgrad.sources.read import read_source
+from onnxgrad.sources.source import Arrays, Source
+from onnxgrad.sources.workers import Task, Workers
 from onnxgrad.tensor_types import Array
 
 Batch = Mapping[str, Any]
@@ -145,18 +148,33 @@ def slice_of(examples: int, rank: int, size: int) -> slice:
 
 
 class Batches:
-    """Arrays of examples, cut into batches of `size`, in a new random order for each epoch.
+    """Examples cut into batches of `size`, in a new random order for each epoch.
 
-    `data` is a dict of arrays with the examples along the first axis, the path of an .npz or .parquet file, or a
-    Hugging Face `datasets.Dataset`. The order depends only on `seed` and the number of the epoch.
+    `data` is a dict of arrays with the examples along the first axis, a source that `onnxgrad.sources.read` has made
+    for a model, the path of a file or folder that it reads, or a Hugging Face `datasets.Dataset`. The order depends
+    only on `seed` and the number of the epoch, and so does what is random in the examples. So many `workers` are
+    processes that make batches ahead of the step, the same ones whatever their number.
     """
 
-    def __init__(self, data: Any, size: int, *, shuffle: bool = True, seed: int = 0, drop_last: bool = False) -> None:
+    def __init__(
+        self, data: Any, size: int, *, shuffle: bool = True, seed: int = 0, drop_last: bool = False, workers: int = 0
+    ) -> None:
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise ValueError(f"Batches: size is {size!r}, expected a number of examples")
-        self.arrays, self.size, self.shuffle, self.seed, self.drop_last = _arrays(data), size, shuffle, seed, drop_last
-        self.examples = _examples(self.arrays, "Batches")
+        if isinstance(workers, bool) or not isinstance(workers, int) or workers < 0:
+            raise ValueError(f"Batches: workers is {workers!r}, expected a number of processes")
+        self.source, self.size, self.shuffle, self.seed, self.drop_last = _source(data), size, shuffle, seed, drop_last
+        self.examples = len(self.source)
         self.epoch = 0  # epochs begun
+        self.workers = 0 if self.source.is_ready else workers
+        self._idle: list[Workers] = []  # those of an iterator that has come to its end, for the next one
+
+    @property
+    def arrays(self) -> dict[str, Array]:
+        """The arrays that hold all examples, where there are any."""
+        if not isinstance(self.source, Arrays):
+            raise TypeError(f"Batches: a {type(self.source).__name__} has no arrays of all examples")
+        return self.source.arrays
 
     def __len__(self) -> int:
         whole, rest = divmod(self.examples, self.size)
@@ -173,129 +191,77 @@ class Batches:
 
     def starting_at(self, first: int) -> Iterator[dict[str, Array]]:
         """One epoch, without the first batches; a subclass of yours that changes batches overrides this."""
-        for chosen in itertools.islice(self._chosen(), first, None):
-            yield {name: a[chosen] for name, a in self.arrays.items()}
+        yield from self._taken(itertools.islice(self._tasks(), first, None))
 
     def slices(self, rank: int, size: int, first: int = 0) -> Iterator[Batch]:
         """One rank's slice of every batch after the first ones; the whole batch where a subclass changes batches."""
         if self.is_changed:
             yield from self.starting_at(first)
             return
-        for chosen in itertools.islice(self._chosen(), first, None):
-            mine = slice_of(len(chosen), rank, size)
-            examples = mine.stop - mine.start
-            here = chosen[mine] if examples else chosen[:1]
-            yield LocalBatch({name: a[here] for name, a in self.arrays.items()}, examples)
+        counts: deque[int] = deque()  # of the batches under way
+        rest = itertools.islice(self._tasks(), first, None)
+        for batch in self._taken(_sliced(rest, rank, size, counts)):
+            yield LocalBatch(batch, counts.popleft())
 
     def round_robin(self, rank: int, size: int) -> Iterator[Batch]:
         """The batches of one rank, where each rank has every `size`-th."""
         if self.is_changed:
             yield from itertools.islice(self.starting_at(0), rank, None, size)
             return
-        for chosen in itertools.islice(self._chosen(), rank, None, size):
-            yield {name: a[chosen] for name, a in self.arrays.items()}
+        yield from self._taken(itertools.islice(self._tasks(), rank, None, size))
 
     @property
     def is_changed(self) -> bool:
         """Whether a subclass changes batches, so that only its own method can make them."""
         return type(self).starting_at is not Batches.starting_at
 
-    def _chosen(self) -> Iterator[Array]:
-        """The examples of each batch, by their numbers."""
-        order = np.arange(self.examples)
+    def _tasks(self) -> Iterator[Task]:
+        """The examples of each batch, by their numbers, and what is random in them."""
+        order, seed = np.arange(self.examples), (self.seed, self.epoch)
         if self.shuffle:
-            order = np.random.default_rng([self.seed, self.epoch]).permutation(self.examples)
+            order = np.random.default_rng(seed).permutation(self.examples)
         self.epoch += 1
         for k in range(len(self)):
-            yield order[k * self.size : (k + 1) * self.size]
+            yield order[k * self.size : (k + 1) * self.size], seed
+
+    def _taken(self, tasks: Iterator[Task]) -> Iterator[dict[str, Array]]:
+        """The batches of these examples."""
+        if not self.workers:
+            for examples, seed in tasks:
+                yield self.source.take(examples, seed)
+            return
+        workers = self._idle.pop() if self._idle else Workers(self.source, self.workers)
+        yield from workers.take(tasks)
+        self._idle.append(workers)
 
 
-def _arrays(data: Any) -> dict[str, Array]:
+def _sliced(tasks: Iterator[Task], rank: int, size: int, counts: deque[int]) -> Iterator[Task]:
+    """One rank's examples of each batch, and how many they are; of a rank that has none, one that does not count."""
+    for examples, seed in tasks:
+        mine = slice_of(len(examples), rank, size)
+        counts.append(mine.stop - mine.start)
+        yield examples[mine] if counts[-1] else examples[:1], seed
+
+
+def _source(data: Any) -> Source:
+    if isinstance(data, Source):
+        return data
     if isinstance(data, (str, Path)):
-        return read_arrays(Path(data))
+        return read_source(Path(data), "Batches")
     if isinstance(data, Mapping):
         if not data:
             raise ValueError("Batches: data is empty, expected arrays by input name")
-        return {str(name): _column(str(name), a, "Batches") for name, a in data.items()}
+        return _in_memory({str(name): a for name, a in data.items()})
     if hasattr(data, "with_format") and hasattr(data, "column_names"):  # a Hugging Face dataset
         whole = data.with_format("numpy")[:]
-        return {name: _column(name, whole[name], "Batches") for name in data.column_names}
+        return _in_memory({name: whole[name] for name in data.column_names})
     raise TypeError(
-        f"Batches: data is a {type(data).__name__}, expected a dict of arrays, a path or a datasets.Dataset"
+        f"Batches: data is a {type(data).__name__}, expected a dict of arrays, a path, a source of onnxgrad.sources or "
+        "a datasets.Dataset"
     )
 
 
-def read_arrays(path: Path, subject: str = "Batches") -> dict[str, Array]:
-    """The arrays of a file by name; `subject` is what errors are about."""
-    if not path.is_file():
-        raise FileNotFoundError(f"{subject}: {str(path)!r} does not exist, expected an .npz or .parquet file")
-    if path.suffix not in (".npz", ".parquet"):
-        raise ValueError(f"{subject}: {str(path)!r} ends in {path.suffix!r}, expected .npz or .parquet")
-    try:
-        if path.suffix == ".npz":
-            columns: dict[str, Any] = dict(read_npz(path))
-            dtypes = {name: array.dtype for name, array in columns.items()}
-        else:
-            columns, dtypes = _read_parquet(path, subject)
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:  # of NumPy and pyarrow
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise ValueError(f"{subject}: {str(path)!r} cannot be read as {path.suffix} ({reason})") from None
-    arrays = {name: _column(name, values, subject).astype(dtypes[name], copy=False) for name, values in columns.items()}
-    _examples(arrays, subject)
-    return arrays
-
-
-def read_npz(path: Path) -> dict[str, Array]:
-    """The arrays of a file of numpy.savez."""
-    with path.open("rb") as file:
-        archive = np.load(file, allow_pickle=False)
-        if not isinstance(archive, np.lib.npyio.NpzFile):
-            raise ValueError("it holds a single array, without a name")
-        columns = {}
-        for name in archive.files:
-            try:
-                columns[name] = archive[name]
-            except ValueError:  # NumPy speaks of pickle
-                raise ValueError(f"{name!r} holds Python objects, expected numbers") from None
-    return columns
-
-
-def _read_parquet(path: Path, subject: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    try:
-        from pyarrow import parquet
-    except ImportError:
-        raise ImportError(f"{subject}: reading .parquet needs pyarrow: pip install pyarrow") from None
-    table = parquet.read_table(path)
-    columns, dtypes = {}, {}
-    for name in table.column_names:
-        column = table.column(name)
-        kind = column.type
-        while hasattr(kind, "value_type"):  # lists, or lists of lists
-            kind = kind.value_type
-        columns[name], dtypes[name] = column.to_pylist(), kind.to_pandas_dtype()
-    return columns, dtypes
-
-
-def _examples(arrays: Mapping[str, Array], subject: str) -> int:
-    """The number of examples, the same in all arrays."""
-    single = next((name for name, a in arrays.items() if a.ndim == 0), None)
-    if single is not None:
-        raise ValueError(f"{subject}: {single!r} is a single value, expected examples along the first dimension")
-    lengths = {name: len(a) for name, a in arrays.items()}
-    if len(set(lengths.values())) != 1:
-        numbers = ", ".join(f"{name}: {n}" for name, n in lengths.items())
-        raise ValueError(f"{subject}: the arrays have different numbers of examples ({numbers})")
-    return next(iter(lengths.values()))
-
-
-def _column(name: str, values: Any, subject: str) -> Array:
-    try:
-        array = np.asarray(values)
-    except ValueError:  # NumPy's error for lists of different lengths
-        array = np.empty(0, object)
-    if array.dtype == object:
-        raise ValueError(
-            f"{subject}: the column {name!r} holds objects, lists of different lengths, or has gaps, expected numbers, "
-            "the same shape for every example"
-        )
-    return array
+def _in_memory(columns: Mapping[str, Any]) -> Source:
+    arrays = {name: as_column(name, values, "Batches") for name, values in columns.items()}
+    count_examples(arrays, "Batches")
+    return Arrays(arrays)

@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from onnxgrad.sources.source import Arrays
 from onnxgrad.train.batches import Batches, not_finite
 from onnxgrad.train.callbacks import Callbacks
 from onnxgrad.train.distributed.ranks import Ranks, SingleProcess, on_every_rank
@@ -248,7 +249,8 @@ def _interrupted(trainer: "Trainer", options: FitOptions, name: str) -> Interrup
 
 def _first_in_data(options: FitOptions) -> str:
     """Where the first number to train on is not finite: in a batch the examples have other numbers."""
-    found = not_finite(options.batches.arrays) if isinstance(options.batches, Batches) else None
+    source = options.batches.source if isinstance(options.batches, Batches) else None
+    found = not_finite(source.arrays) if isinstance(source, Arrays) else None
     return "" if found is None else f"in the data, {found}; "
 
 

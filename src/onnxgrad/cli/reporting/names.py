@@ -35,11 +35,10 @@ def _listed(text: str) -> list[str]:
 
 
 class Tokens:
-    """The text of tokens, by the tokenizer that lies beside a model, if there is one."""
+    """The text of tokens, by a tokenizer's file, if there is one."""
 
-    def __init__(self, model: Path) -> None:
+    def __init__(self, path: Path) -> None:
         self._tokenizer: Any = None
-        path = model.parent / TOKENIZER
         if path.is_file():
             try:
                 from tokenizers import Tokenizer
@@ -64,6 +63,11 @@ class Names(NamedTuple):
 
     classes: Sequence[str]
     tokens: Tokens
+
+    @classmethod
+    def found(cls, model: Path, of_data: Sequence[str] | None, tokenizer: Path | None) -> "Names":
+        """Those of the data, or else those that lie in the model's file or beside it."""
+        return cls(of_data or class_names(model), Tokens(tokenizer or model.parent / TOKENIZER))
 
     def of(self, number: int, in_sequence: bool = False) -> str:
         """A class by its name; without names a token, where there is a sequence of them, or the number."""

@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrad.cli.data import hold_out
 from onnxgrad.cli.reporting.confusion import Confusion
 from onnxgrad.cli.reporting.describe import described_outcome, inputs_of
 from onnxgrad.cli.reporting.example_loss import ExampleLoss
-from onnxgrad.cli.reporting.names import Names, Tokens, class_names
+from onnxgrad.cli.reporting.names import Names
 from onnxgrad.cli.run_log import Event
 from onnxgrad.graph.files import load
 from onnxgrad.passes.find_logits import activation_of
@@ -30,14 +29,16 @@ NOT_FIRST = "{!r} does not have the examples along its first dimension, so that 
 class WorstExamples:
     """A metric that keeps those examples, of all that it is called with, whose loss is highest."""
 
-    def __init__(self, parts: Sequence[Loss], model: Path, rank: int, ranks: int, batch_size: int) -> None:
+    def __init__(
+        self, parts: Sequence[Loss], model: Path, names: Names, rank: int, ranks: int, batch_size: int
+    ) -> None:
         graph = load(model, "report").graph
         values = {str(v.name): v for node in graph for v in node.outputs}
         made_by = {name: activation_of(values[name])[0] for part in parts if (name := part.prediction) in values}
         self._of_sigmoid = [name for name, node in made_by.items() if node is not None and node.op_type == "Sigmoid"]
         self._parts, self._loss = parts, ExampleLoss(parts, self._of_sigmoid)
         self._inputs = [str(v.name) for v in graph.inputs if v.name not in graph.initializers]
-        self.names = Names(class_names(model), Tokens(model))
+        self.names = names
         self._at, self._step, self._size = rank * batch_size, ranks * batch_size, batch_size
         self.confusions = [Confusion(part, part.prediction in self._of_sigmoid) for part in parts]
         self.kept: list[tuple[float, int, dict[str, Any]]] = []  # a heap, the lowest loss first
@@ -75,20 +76,18 @@ class WorstExamples:
 
 
 def examples_event(
-    trainer: Trainer, total: Total | str, validation: Batches | None, model: Path, rows: Array | None
+    trainer: Trainer, total: Total | str, validation: Batches | None, model: Path, names: Names
 ) -> Event:
-    """The event "examples"; with several processes, all of them make it together.
-
-    `rows` are those of the examples in --data, where they were held out of it.
-    """
+    """The event "examples"; with several processes, all of them make it together."""
     facts: Event = {"event": "examples", "step": trainer.steps}
     if validation is None or isinstance(total, str):
         return {**facts, "problem": NONE_TO_SEE if validation is None else OWN_LOSS}
-    missing = [part.target for part in total.parts if part.target not in validation.arrays]
+    rows, one = validation.source.rows, validation.source.take(np.arange(1))
+    missing = [part.target for part in total.parts if part.target not in one]
     if missing:  # the model has it: a constant, the same for every example
         return {**facts, "problem": NOT_FIRST.format(missing[0])}
     ranks = trainer.ranks
-    worst = WorstExamples(total.parts, model, ranks.rank, ranks.size, validation.size)
+    worst = WorstExamples(total.parts, model, names, ranks.rank, ranks.size, validation.size)
     trainer.evaluate(validation, {"worst": worst})
     gathered = ranks.all_gather((worst.problem, worst.kept, [(c.classes, c.pairs) for c in worst.confusions]))
     problem = next((found for found, _, _ in gathered if found), "")
@@ -105,13 +104,3 @@ def examples_event(
         ],
         "confusion": [found for c in worst.confusions if (found := c.shown(worst.names)) is not None],
     }  # fmt: skip
-
-
-def rows_held_out(share: str, seed: int, training: int, validation: int) -> Array | None:
-    """Which rows of --data are those held out of it; None if they come from a file of their own."""
-    try:
-        number = float(share)
-    except ValueError:
-        return None
-    _, aside = hold_out({"row": np.arange(training + validation)}, number, seed)
-    return aside["row"]
