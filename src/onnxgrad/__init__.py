@@ -20,6 +20,9 @@ from onnxgrad.runtime.register import register
 if _TYPE_CHECKING:
     from onnxgrad.autodiff.check import check_gradient
     from onnxgrad.autodiff.differentiate import gradient, hvp
+    from onnxgrad.edit.cut import cut
+    from onnxgrad.edit.join import join
+    from onnxgrad.edit.replace_head import replace_head
     from onnxgrad.passes.session import session
     from onnxgrad.rules import vjp
     from onnxgrad.train import losses, metrics, optim, schedules
@@ -35,6 +38,7 @@ __all__ = [
     "add_functions",
     "broadcast_gradient_args",
     "check_gradient",
+    "cut",
     "gather_elements_grad",
     "gather_grad",
     "get_num_threads",
@@ -42,6 +46,7 @@ __all__ = [
     "gru_grad",
     "gru_training",
     "hvp",
+    "join",
     "losses",
     "lstm_grad",
     "lstm_training",
@@ -49,6 +54,7 @@ __all__ = [
     "optim",
     "reference_ops",
     "register",
+    "replace_head",
     "rnn_grad",
     "schedules",
     "session",
@@ -61,11 +67,14 @@ _LATER = {
     "Batches": "onnxgrad.train.batches",
     "Trainer": "onnxgrad.train.trainer",
     "check_gradient": "onnxgrad.autodiff.check",
+    "cut": "onnxgrad.edit.cut",
     "gradient": "onnxgrad.autodiff.differentiate",
     "hvp": "onnxgrad.autodiff.differentiate",
+    "join": "onnxgrad.edit.join",
     "losses": "onnxgrad.train",
     "metrics": "onnxgrad.train",
     "optim": "onnxgrad.train",
+    "replace_head": "onnxgrad.edit.replace_head",
     "schedules": "onnxgrad.train",
     "session": "onnxgrad.passes.session",
     "vjp": "onnxgrad.rules",
