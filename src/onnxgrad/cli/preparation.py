@@ -6,15 +6,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import onnx_ir as ir
+
 from onnxgrad.cli import specs
 from onnxgrad.cli.data import Columns, expect_classes, expect_columns, read_columns, unused, validation
 from onnxgrad.cli.launch import Processes
 from onnxgrad.cli.overwriting import expect_other_files
 from onnxgrad.cli.plot import expect_plottable
 from onnxgrad.cli.training import Options
+from onnxgrad.edit.replace_head import replace_head
 from onnxgrad.graph.files import expect_place, load
+from onnxgrad.graph.head import head_of
 from onnxgrad.passes.find_logits import activation_of
 from onnxgrad.train.batches import Batches
+from onnxgrad.train.losses import Total
 from onnxgrad.train.metrics import Metric
 from onnxgrad.train.trainer import Trainer
 
@@ -95,10 +100,12 @@ def prepare(options: Options, processes: Processes | None = None) -> Prepared:
     """Reads and checks everything, and makes the trainer."""
     loaded = load(options.model, "train")
     expect_other_files(options.model, loaded, options.output, options.overwrite)
+    loss = _loss(options, loaded)
+    if options.new_head is not None:
+        loaded = _with_new_head(options, loaded, loss)
     graph = loaded.graph
     outputs = [str(v.name) for v in graph.outputs]
     values = {str(v.name): v for node in graph for v in node.outputs}
-    loss = specs.loss(options.loss, outputs, values)
     targets = [] if isinstance(loss, str) else [part.target for part in loss.parts]
     inputs = [str(v.name) for v in graph.inputs if v.name not in graph.initializers]
     needed = list(dict.fromkeys([*inputs, *(t for t in targets if t not in graph.initializers)]))
@@ -112,6 +119,7 @@ def prepare(options: Options, processes: Processes | None = None) -> Prepared:
     metrics = specs.metrics_by_name(options.metric, loss, outputs, needed, of_sigmoid)
     columns, others = read_columns("--data", options.data, needed)
     remarks = [unused(options.data, others)] if others else []
+    remarks += [] if options.new_head is None else [_about_head(loaded)]
     held_out: Columns | None = None
     if options.val is not None:
         columns, held_out = validation(options.val, columns, options.seed)
@@ -137,7 +145,7 @@ def prepare(options: Options, processes: Processes | None = None) -> Prepared:
     if is_first and options.resume is not None and not options.resume.is_file():
         raise FileNotFoundError(f"--resume: {str(options.resume)!r} does not exist, expected a checkpoint")
     trainer = Trainer(
-        options.model, loss, optimizer, options.trainable or None,
+        options.model if options.new_head is None else loaded, loss, optimizer, options.trainable or None,
         freeze=options.freeze, freeze_statistics=options.freeze_statistics, device=options.device,
         precision=options.precision, schedule=schedule, clip_norm=options.clip_norm, clip_value=options.clip_value,
         accumulate=options.accumulate, seed=options.seed, recompute=options.recompute,
@@ -151,6 +159,25 @@ def prepare(options: Options, processes: Processes | None = None) -> Prepared:
     if held_out is not None:
         _try_out("--val", trainer, held_out, options.batch_size, metrics)
     return Prepared(trainer, batches, validating, metrics, remarks)
+
+
+def _loss(options: Options, loaded: ir.Model) -> Total | str:
+    outputs = [str(v.name) for v in loaded.graph.outputs]
+    return specs.loss(options.loss, outputs, [str(v.name) for node in loaded.graph for v in node.outputs])
+
+
+def _with_new_head(options: Options, loaded: ir.Model, loss: Total | str) -> ir.Model:
+    """The model with a head for other classes, the same for the same seed: a checkpoint of a run fits the next one."""
+    outputs = [str(v.name) for v in loaded.graph.outputs]
+    predicted = [] if isinstance(loss, str) else [part.prediction for part in loss.parts if part.prediction in outputs]
+    output = predicted[0] if len(set(predicted)) == 1 else None
+    found: ir.Model = replace_head(loaded, options.new_head, output=output, seed=options.seed)
+    return found
+
+
+def _about_head(model: ir.Model) -> str:
+    shapes = {name: list(model.graph.initializers[name].shape or ()) for name in head_of(model)}
+    return f"new head: {', '.join(f'{name} {shape}' for name, shape in shapes.items())}"
 
 
 def _try_out(option: str, trainer: Trainer, columns: Columns, size: int, metrics: Mapping[str, Metric]) -> None:

@@ -53,6 +53,9 @@ class Options:
         "they are added.", "KIND:OUTPUT", cls=KindsOption, required=True)]
     metric: Annotated[Sequence[str], option(
         "KINDS, measured on --val: 'accuracy:logits:top=5'. Repeatable.", "KIND[:OUTPUT]", cls=KindsOption)]
+    new_head: Annotated[int | None, option(
+        "A new last layer for so many classes in place of the one before the output that --loss is of; '--trainable "
+        "head' trains it alone.", "CLASSES", type=AT_LEAST_1)]
     epochs: Annotated[int, option("How often to go through the examples.", type=AT_LEAST_1, default=1)]
     batch_size: Annotated[int, option("Examples in a batch.", type=AT_LEAST_1, default=32)]
     drop_last: Annotated[bool, option("Leave out a last batch that is smaller than the others.")]
@@ -70,14 +73,15 @@ class Options:
         "How long the learning rate grows to its full value; under 1 a share of all updates.", "UPDATES|SHARE",
         type=NOT_NEGATIVE)]
     trainable: Annotated[Sequence[str], option(
-        "What to train; by default all parameters, as `onnxgrad inspect` shows them. Repeatable.", "PATTERN")]
+        "What to train; by default all parameters, as `onnxgrad inspect` shows them; 'head' is a new head. Repeatable.",
+        "PATTERN")]
     freeze: Annotated[Sequence[str], option("Parameters and statistics to leave as they are. Repeatable.", "PATTERN")]
     freeze_statistics: Annotated[bool, option(
         "BatchNormalization whose weights are not trained keeps its statistics and normalizes with them.")]
     clip_norm: Annotated[float | None, option("Bound of the gradient's norm, over all parameters.", type=POSITIVE)]
     clip_value: Annotated[float | None, option("Bound of every number in the gradient.", type=POSITIVE)]
     accumulate: Annotated[int, option("Batches averaged for one update.", type=AT_LEAST_1, default=1)]
-    seed: Annotated[int, option("Of the examples' order, of --val and of Dropout.", type=AT_LEAST_0, default=0)]
+    seed: Annotated[int, option("Of the examples' order, of --val, of Dropout and of a new head.", type=AT_LEAST_0, default=0)]
     device: Annotated[str, option("Where to compute.", "[cpu|cuda]", type=click.Choice(["cpu", "cuda"]), default="cpu")]
     precision: Annotated[str, option(
         "Of products and, on a GPU, convolutions; fp16 is for GPUs.", "[float32|bf16|fp16]",
@@ -136,6 +140,7 @@ def train(**options: Any) -> None:
     \b
     onnxgrad train model.onnx --data train.npz --loss cross-entropy:logits --epochs 3 --lr 1e-3 -o trained.onnx
     onnxgrad train model.onnx --data train.parquet --val 0.1 --metric accuracy --config run.toml -o trained.onnx
+    onnxgrad train model.onnx --data pets.npz --loss cross-entropy:logits --new-head 2 --trainable head -o pets.onnx
     onnxgrad train model.onnx --data more.npz --loss mse:y --freeze 'encoder.*' --schedule cosine -o tuned.onnx
     mpiexec -n 4 onnxgrad train model.onnx --data train.npz --loss mse:y -o trained.onnx
     torchrun --nproc-per-node 8 -m onnxgrad train model.onnx --data train.npz --loss mse:y --device cuda -o trained.onnx

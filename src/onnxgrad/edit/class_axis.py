@@ -326,7 +326,7 @@ class ClassAxis:
                 self.at[node.outputs[1]] = CLASS_NUMBER
                 return None
             return CLASS_NUMBER if node.op_type in NUMBERED else None
-        stays = node.op_type == "TopK" or node.attributes.get_int("keepdims", 1)
+        stays = node.op_type == "TopK" or node.attributes.get_int("keepdims", 1) == 1
         return axis if stays else axis - sum(a < axis for a in axes)
 
     def _expect_top(self, node: ir.Node) -> None:

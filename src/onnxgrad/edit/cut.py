@@ -48,7 +48,7 @@ def cut_draft(draft: Draft, outputs: Sequence[str], inputs: Sequence[str]) -> No
     others = [v for v in graph.inputs if v not in starts and v.uses()]
     graph.inputs.clear()
     graph.inputs.extend([*starts, *others])
-    common.RemoveUnusedFunctionsPass()(draft.model)
+    common.RemoveUnusedFunctionsPass()(draft.model)  # type: ignore[no-untyped-call]
     common.RemoveUnusedOpsetsPass()(draft.model)
 
 

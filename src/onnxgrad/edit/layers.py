@@ -50,8 +50,8 @@ def _make_weight(draft: Draft, value: ir.Value, rng: Any) -> None:
     dims = dims_of(value)
     if dims is None or not all(isinstance(d, int) for d in dims) or value.dtype is None:
         raise ValueError(
-            f"{draft.caller} have the inputs {[str(v.name) for v in draft.graph.inputs]}, expected sizes of all but the "
-            f"first, which become new weights: {value.name!r} has {list(dims or ())}"
+            f"{draft.caller} have an input {value.name!r} of the shape {list(dims or ())}, expected sizes: inputs but "
+            "the first become new weights"
         )
     sizes = [int(d) for d in dims if isinstance(d, int)]
     dtype, name = value.dtype, str(value.name)

@@ -90,7 +90,7 @@ def _count(caller: str, classes: Any, shape: Any) -> int | None:
             raise ValueError(
                 f"{caller}: shape is {shape}, expected -1 for the examples and sizes for the others, [-1, 17, 2]"
             )
-        return math.prod(sizes)
+        return int(math.prod(sizes))
     if classes is not None and (not isinstance(classes, int | np.integer) or isinstance(classes, bool) or classes < 1):
         raise ValueError(f"{caller}: classes is {classes!r}, expected a number of at least 1")
     return None if classes is None else int(classes)
@@ -107,8 +107,7 @@ def _result(draft: Draft, known: Mapping[str, ir.Value], output: str | None) -> 
         names = listed(str(v.name) for v in scores or graph.outputs)
         raise ValueError(f"{draft.caller}: name the output whose head to replace with `output`: {names}")
     if output not in inside:
-        names = [str(v.name) for v in graph.outputs]
-        close = suggestion(output, names)
+        close = suggestion(output, [str(v.name) for v in graph.outputs])
         raise ValueError(f"{draft.caller}: output names {output!r}, which no node of the model computes{close}")
     value = inside[output]
     dtype = known[output].dtype
