@@ -59,14 +59,14 @@ def join(first: Path, second: Path, connect: Sequence[str], output: Path, overwr
     onnxgrad join features.onnx head.onnx -o model.onnx
     onnxgrad join encoder.onnx decoder.onnx --connect hidden=memory -o model.onnx
     """
-    import onnxgrad
+    from onnxgrad.edit.join import join as join_models
     from onnxgrad.graph.files import expect_place, load
 
     expect_place(output)
-    models = [load(path, "join") for path in (first, second)]
-    for path, loaded in zip((first, second), models, strict=True):
-        expect_other_files(path, loaded, output, overwrite)
-    _write(onnxgrad.join(*models, dict(map(_pair, connect)) or None), output, output)
+    one, two = load(first, "join: FIRST"), load(second, "join: SECOND")
+    expect_other_files(first, one, output, overwrite)
+    expect_other_files(second, two, output, overwrite)
+    _write(join_models(one, two, dict(map(_pair, connect)) or None), output, output)
 
 
 def _pair(text: str) -> tuple[str, str]:

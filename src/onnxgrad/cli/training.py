@@ -81,7 +81,8 @@ class Options:
     clip_norm: Annotated[float | None, option("Bound of the gradient's norm, over all parameters.", type=POSITIVE)]
     clip_value: Annotated[float | None, option("Bound of every number in the gradient.", type=POSITIVE)]
     accumulate: Annotated[int, option("Batches averaged for one update.", type=AT_LEAST_1, default=1)]
-    seed: Annotated[int, option("Of the examples' order, of --val, of Dropout and of a new head.", type=AT_LEAST_0, default=0)]
+    seed: Annotated[int, option(
+        "Of the examples' order, of --val, of Dropout and of a new head.", type=AT_LEAST_0, default=0)]
     device: Annotated[str, option("Where to compute.", "[cpu|cuda]", type=click.Choice(["cpu", "cuda"]), default="cpu")]
     precision: Annotated[str, option(
         "Of products and, on a GPU, convolutions; fp16 is for GPUs.", "[float32|bf16|fp16]",

@@ -79,11 +79,21 @@ class ClassAxis:
             axis = self._through(node)
         except CannotError as error:
             del self.edits[before:]
-            before_it = next((str(v.name) for v in node.inputs if v in self.at), "")
-            self.lost |= dict.fromkeys(node.outputs, Lost(f"{_named(node)} {error}", before_it))
+            first = next(v for v in self.at if v in node.inputs or v in captured(node))
+            self.lost |= dict.fromkeys(node.outputs, Lost(f"{_named(node)} {error}", str(first.name)))
             return
         if axis is not None:
             self.at |= dict.fromkeys(node.outputs, axis)
+
+    def shape_of(self, value: ir.Value) -> ir.Shape | None:
+        """What is known of a value's shape now."""
+        axis, declared = self.at[value], dims_of(value)
+        if axis == WHOLE and self.shape is not None:
+            batch = None if not declared else declared[0]
+            return ir.Shape(batch if d == -1 and k == 0 else None if d == -1 else d for k, d in enumerate(self.shape))
+        if declared is None or axis < 0 or value in self._longer:
+            return None
+        return ir.Shape(self._new if k == axis else d for k, d in enumerate(declared))
 
     def _through(self, node: ir.Node) -> int | None:
         """The axis of the classes in what a node computes; None if there is none any more."""
@@ -202,9 +212,12 @@ class ClassAxis:
         source = node.inputs[0]
 
         def edit() -> None:
+            assert source is not None
+            if not node.outputs[0].is_graph_output():
+                node.outputs[0].replace_all_uses_with(node.inputs[0] or source)
+                return
             node.op_type, node.domain = "Identity", ""
             node.attributes.clear()
-            node.replace_input_with(0, source)
             for k in range(1, len(node.inputs)):
                 node.replace_input_with(k, None)
             node.resize_inputs(1)
@@ -227,7 +240,7 @@ class ClassAxis:
     def _alone(self, dims: Sequence[Dim], axis: int) -> int:
         """The axis that several become, of which that of the classes is the only long one."""
         if [d for d in dims if d != 1] not in ([self._old], []):
-            raise CannotError(f"mixes them with others: {self._old} of {list(dims)}")
+            raise CannotError(f"mixes them with others: {self._old} of {in_words(dims)}")
         return axis
 
     def _reshape(self, node: ir.Node, axis: int) -> int | None:
@@ -246,7 +259,7 @@ class ClassAxis:
         elif axis in places and list(before[: axis + 1]) == list(after[: axis + 1]):
             places = [axis]
         if len(places) != 1:
-            raise CannotError(f"makes {list(after)} of {list(before)}: `shape` says what the result should be")
+            raise CannotError(f"makes {in_words(after)} of {in_words(before)}: `shape` says what the result should be")
         self._restate(node, 1, places[0])
         return places[0]
 
@@ -388,6 +401,11 @@ def _with_numbers(kind: str) -> int | None:
 
 def _named(node: ir.Node) -> str:
     return f"{node.op_type} (node {node.name!r})"
+
+
+def in_words(dims: Sequence[Dim]) -> str:
+    """Dimensions, for messages."""
+    return f"[{', '.join('?' if d is None or str(d).startswith('unk__') else str(d) for d in dims)}]"
 
 
 def constants(graph: ir.Graph) -> set[ir.Value]:

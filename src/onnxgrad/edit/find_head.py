@@ -55,13 +55,13 @@ def find_head(draft: Draft, known: Mapping[str, ir.Value], value: ir.Value) -> H
             f"{draft.caller}: no product or convolution with weights is before {value.name!r}{by}, so that there is no "
             "head to replace: onnxgrad.join() puts one behind it"
         )
-    if len(found) > 1:
+    if len(found) > 1 and not any(n.op_type in OF_INTEGERS for n in found):
         raise ValueError(
             f"{draft.caller}: {value.name!r} has {len(found)} heads, {listed(str(n.outputs[0].name) for n in found)}: "
             "name the result of the one to replace with `output`"
         )
-    (node, at), *_ = found.items()
-    return _head(draft, known, node, at)
+    node = next((n for n in found if n.op_type in OF_INTEGERS), next(iter(found)))
+    return _head(draft, known, node, found[node])
 
 
 def _products_before(
@@ -80,9 +80,9 @@ def _products_before(
         if at is not None:
             found[node] = at
             continue
-        quantized = node.op_type in ("QuantizeLinear", "DequantizeLinear")
-        read = node.inputs[:1] if quantized else node.inputs
-        waiting += [v for v in read if v is not None and v not in constant and (quantized or _is_float(v, known))]
+        of_integers = node.op_type in ("QuantizeLinear", "DequantizeLinear", "Cast")
+        read = node.inputs[:1] if of_integers else node.inputs
+        waiting += [v for v in read if v is not None and v not in constant and (of_integers or _is_float(v, known))]
     return found
 
 

@@ -29,23 +29,26 @@ def join(first: Any, second: Any, connections: Connections | None = None, *, pre
     the other inputs of both, and as outputs the others of the first and those of the second. Names of the second that
     the first has, too, get the `prefix`; of two opsets the newer one is taken. Functions and metadata of both are kept.
     """
-    one, two = Draft(load(first, "join: first"), "join: first"), Draft(load(second, "join: second"), "join: second")
+    one, two = (
+        Draft(load(first, "join: first"), "join: first"),
+        Draft(load(second, "join: second"), "join: second"),
+    )
     for draft in (one, two):
         draft.run([adopt_strays, validate])
-    return given_back(joined(one, two, connections, prefix), first, "join")
+    return given_back(joined(one, two, connections, prefix, "join"), first, "join")
 
 
-def joined(one: Draft, two: Draft, connections: Connections | None, prefix: str) -> ir.Model:
+def joined(one: Draft, two: Draft, connections: Connections | None, prefix: str, caller: str) -> ir.Model:
     """What join() returns, of two drafts that are used up."""
-    pairs = _pairs(one.graph, two.graph, connections)
-    _align_opsets(one, two)
+    pairs = _pairs(one.graph, two.graph, connections, caller)
+    _align_opsets(one, two, caller)
     _keep_roles(one, two)
-    _expect_types(known_values(one), known_values(two), pairs)
+    _expect_types(known_values(one), known_values(two), pairs, caller)
     _rename_dims(one.graph, two.graph, pairs, prefix)
     renamed = _rename(one.graph, two.graph, set(pairs.values()), prefix)
     heads = [*head_of(one.model), *(renamed.get(name, name) for name in head_of(two.model))]
     _move(one.graph, two.graph, pairs)
-    _merge_functions(one.model, two.model)
+    _merge_functions(one.model, two.model, caller)
     for ours, theirs in (
         (one.model.metadata_props, two.model.metadata_props),
         (one.graph.metadata_props, two.graph.metadata_props),
@@ -59,34 +62,34 @@ def joined(one: Draft, two: Draft, connections: Connections | None, prefix: str)
     return one.model  # type: ignore[no-any-return]
 
 
-def _pairs(first: ir.Graph, second: ir.Graph, connections: Connections | None) -> dict[str, str]:
+def _pairs(first: ir.Graph, second: ir.Graph, connections: Connections | None, caller: str) -> dict[str, str]:
     """Names of outputs and inputs, which exist."""
     outputs = [str(v.name) for v in first.outputs]
     inputs = [str(v.name) for v in second.inputs if v.name not in second.initializers]
     if connections is None:
         if len(outputs) != 1 or len(inputs) != 1:
             raise ValueError(
-                f"join: say which outputs of the first model go into which inputs of the second, as {{'a': 'b'}}: the "
-                f"outputs are {listed(outputs)}, the inputs {listed(inputs)}"
+                f"{caller}: say which outputs of the first model go into which inputs of the second, as {{'a': 'b'}}: "
+                f"the outputs are {listed(outputs)}, the inputs {listed(inputs)}"
             )
         return {outputs[0]: inputs[0]}
     if not connections:
-        raise ValueError("join: connections is empty, expected at least one output and the input that takes it")
+        raise ValueError(f"{caller}: connections is empty, expected at least one output and the input that takes it")
     for name in connections:
         if name not in outputs:
             inner = any(v.name == name for node in first for v in node.outputs)
             way_out = "; it is inside: cut() makes outputs of values" if inner else suggestion(name, outputs)
-            raise ValueError(f"join: {name!r} is not an output of the first model{way_out}")
+            raise ValueError(f"{caller}: {name!r} is not an output of the first model{way_out}")
     for name in connections.values():
         if name not in inputs:
-            raise ValueError(f"join: {name!r} is not an input of the second model{suggestion(name, inputs)}")
+            raise ValueError(f"{caller}: {name!r} is not an input of the second model{suggestion(name, inputs)}")
     twice = next((n for n in connections.values() if list(connections.values()).count(n) > 1), None)
     if twice is not None:
-        raise ValueError(f"join: the input {twice!r} of the second model is connected twice")
+        raise ValueError(f"{caller}: the input {twice!r} of the second model is connected twice")
     return dict(connections)
 
 
-def _align_opsets(one: Draft, two: Draft) -> None:
+def _align_opsets(one: Draft, two: Draft, caller: str) -> None:
     """The newer opset of ONNX's for both; those of other domains have to agree."""
     wanted = max(draft.graph.opset_imports.get("", 1) for draft in (one, two))
     for draft in (one, two):
@@ -97,8 +100,8 @@ def _align_opsets(one: Draft, two: Draft) -> None:
     for domain, version in theirs.items():
         if ours.setdefault(domain, version) != version:
             raise ValueError(
-                f"join: the first model imports version {ours[domain]} of {domain!r}, the second version {version}: "
-                "convert one of them before"
+                f"{caller}: the first model imports version {ours[domain]} of {domain!r}, the second version "
+                f"{version}: convert one of them before"
             )
 
 
@@ -114,12 +117,12 @@ def _keep_roles(one: Draft, two: Draft) -> None:
         forget_signature(draft.graph)
 
 
-def _expect_types(one: Mapping[str, ir.Value], two: Mapping[str, ir.Value], pairs: Connections) -> None:
+def _expect_types(one: Mapping[str, ir.Value], two: Mapping[str, ir.Value], pairs: Connections, caller: str) -> None:
     for output, name in pairs.items():
         given, taken = one[output], two[name]
         if given.type is not None and taken.type is not None and given.type != taken.type:
             raise ValueError(
-                f"join: {output!r} of the first model is {_described(given)}, {name!r} of the second takes "
+                f"{caller}: {output!r} of the first model is {_described(given)}, {name!r} of the second takes "
                 f"{_described(taken)}: a Cast has to come between"
             )
         have, want = dims_of(given), dims_of(taken)
@@ -130,7 +133,7 @@ def _expect_types(one: Mapping[str, ir.Value], two: Mapping[str, ir.Value], pair
             isinstance(a, int) and isinstance(b, int) and a != b for a, b in pairs_of_dims
         ):
             raise ValueError(
-                f"join: {output!r} of the first model is {_described(given)}, {name!r} of the second takes "
+                f"{caller}: {output!r} of the first model is {_described(given)}, {name!r} of the second takes "
                 f"{_described(taken)}: expected the same shape"
             )
 
@@ -211,10 +214,10 @@ def _move(first: ir.Graph, second: ir.Graph, pairs: Connections) -> None:
     first.outputs.extend([*others, *results])
 
 
-def _merge_functions(one: ir.Model, two: ir.Model) -> None:
+def _merge_functions(one: ir.Model, two: ir.Model, caller: str) -> None:
     for key, function in two.functions.items():
         ours = one.functions.setdefault(key, function)
         if ours is not function and ir.to_proto(ours) != ir.to_proto(function):
             raise ValueError(
-                f"join: both models have a function {key[1]!r} of {key[0]!r}, and they differ: rename one of them"
+                f"{caller}: both models have a function {key[1]!r} of {key[0]!r}, and they differ: rename one of them"
             )

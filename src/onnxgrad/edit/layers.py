@@ -40,7 +40,9 @@ def _parsed(text: str, model: Draft, caller: str) -> onnx.ModelProto:
             return onnx.parser.parse_model(text)
         graph = onnx.parser.parse_graph(text)
     except onnx.parser.ParseError as error:
-        raise ValueError(f"{caller} are not ONNX text: {' '.join(str(error).split())}") from None
+        (told,) = error.args
+        reason = " ".join((told.decode() if isinstance(told, bytes) else str(told)).split())
+        raise ValueError(f"{caller} are not ONNX text: {reason}") from None
     opsets = [onnx.helper.make_opsetid(domain, version) for domain, version in model.graph.opset_imports.items()]
     return onnx.helper.make_model(graph, opset_imports=opsets, ir_version=max(model.model.ir_version, 4))
 

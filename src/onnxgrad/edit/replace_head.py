@@ -1,13 +1,14 @@
 """replace_head(): a model whose last layer is a new one, for other classes than it was trained on."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.edit.class_axis import CLASS_NUMBER, WHOLE, ClassAxis
+from onnxgrad.edit.class_axis import WHOLE, ClassAxis
 from onnxgrad.edit.cut import cut_draft
 from onnxgrad.edit.find_head import CONVOLUTIONS, WEIGHT_WITHIN, Head, find_head
 from onnxgrad.edit.initial import new_parameter, uniform
@@ -147,7 +148,7 @@ def _with_layers(draft: Draft, head: Head, result: ir.Value, layers: Draft) -> i
         mark(layers.graph.initializers[name], PARAMETER)
     note_head(layers.model, new)
     free = [str(v.name) for v in layers.graph.inputs]
-    return joined(draft, layers, {data: free[0]}, "head.")
+    return joined(draft, layers, {data: free[0]}, "head.", f"{draft.caller}: layers")
 
 
 class _Replacement:
@@ -197,13 +198,14 @@ class _Replacement:
             )
         for edit in follow.edits:
             edit()
+        self._graph.sort()  # new shapes came last
         if self._shape is not None and follow.at[result] != WHOLE:
             self._reshape(result, follow.at[result])
         kept = [v for v in self._graph.outputs if v not in follow.lost]
         self._graph.outputs.clear()
         self._graph.outputs.extend(kept)
         self._put_in()
-        self._forget_shapes([v for v, axis in follow.at.items() if axis != CLASS_NUMBER])
+        self._state_shapes(follow)
 
     def _find_bias(self) -> None:
         if self._head.bias is not None:
@@ -288,12 +290,15 @@ class _Replacement:
         self._graph.append(reshape)
         self._graph.sort()
 
-    def _forget_shapes(self, values: Sequence[ir.Value]) -> None:
-        for value in values:
-            value.shape = None
+    def _state_shapes(self, follow: ClassAxis) -> None:
+        """Of what has other shapes now."""
+        for value in follow.at:
+            value.shape = follow.shape_of(value) if value.is_graph_output() else None
         known = known_values(self._draft)
         for value in self._graph.outputs:
-            value.shape = named_dims(known[str(value.name)])
+            found = known[str(value.name)]
+            value.type = value.type or found.type
+            value.shape = named_dims(found) if value.shape is None else value.shape
 
 
 def _origin(value: ir.Value) -> str | None:
@@ -303,4 +308,4 @@ def _origin(value: ir.Value) -> str | None:
         if source is None:
             return None
         value = source
-    return str(value.name).removesuffix("_quantized") if value.is_initializer() else None
+    return re.sub(r"_(quantized|Q\d)$", "", str(value.name)) if value.is_initializer() else None

@@ -44,11 +44,12 @@ class Trainer:
 
     `model` is a path, an onnx.ModelProto or an onnx_ir.Model, which is not changed. `loss` is one of onnxgrad.losses or
     a sum of such, or the name of a value that is the loss. `trainable` names what to train, patterns allowed; by
-    default all parameters, as `onnxgrad inspect` shows them; "head" is what replace_head() made. `freeze` names some to leave as they are. Each
-    BatchNormalization whose statistics match `freeze` normalizes with them instead of measuring the batch, and so does,
-    with `freeze_statistics`, one whose weights are not trained. `device` is "cpu" or "cuda", where everything stays on
-    the GPU. A schedule multiplies the learning rate. `clip_norm` bounds the norm of the whole gradient, `clip_value`
-    each of its numbers; `accumulate` micro-batches are averaged for one update. `seed` decides what Dropout drops.
+    default all parameters, as `onnxgrad inspect` shows them; "head" stands for what replace_head() made. `freeze` names
+    some to leave as they are. Each BatchNormalization whose statistics match `freeze` normalizes with them instead of
+    measuring the batch, and so does, with `freeze_statistics`, one whose weights are not trained. `device` is "cpu" or
+    "cuda", where everything stays on the GPU. A schedule multiplies the learning rate. `clip_norm` bounds the norm of
+    the whole gradient, `clip_value` each of its numbers; `accumulate` micro-batches are averaged for one update. `seed`
+    decides what Dropout drops.
 
     With the `precision` "bf16" products are computed in bfloat16, which is faster on GPUs and on processors that have
     AVX512-BF16; on a GPU, convolutions too. "fp16" is for GPUs: where gradients are too large for float16, an update is
