@@ -117,11 +117,8 @@ def test_what_a_subgraph_reads_stays():
     behind = onnxgrad.cut(model, "y", "a")
     assert [v.name for v in behind.graph.input] == ["a", "c"] or [v.name for v in behind.graph.input] == ["c", "a"]
     assert np.array_equal(run(behind, {"a": x, "c": c})[0], 1 + np.arange(4))
-    raises(
-        ValueError,
-        "cut: outputs names 'ty', which is inside a subgraph, where nothing is cut",
-        onnxgrad.cut, model, "ty",
-    )  # fmt: skip
+    with raises(ValueError, "cut: outputs names 'ty', which is inside a subgraph, where nothing is cut"):
+        onnxgrad.cut(model, "ty")
 
 
 def test_of_keras_with_weights_in_a_file(tmp_path, monkeypatch):
@@ -147,14 +144,16 @@ def test_of_keras_with_weights_in_a_file(tmp_path, monkeypatch):
     ],
 )
 def test_wrong_names(outputs, inputs, text):
-    raises(ValueError, f"cut: {text}", onnxgrad.cut, text_model(), outputs, inputs)
+    with raises(ValueError, f"cut: {text}"):
+        onnxgrad.cut(text_model(), outputs, inputs)
 
 
 def test_the_name_of_a_node():
     model = text_model()
     model.graph.node[0].name = "first"
     text = "cut: outputs names 'first', which is not a value of the model; did you mean its result, 'a'?"
-    raises(ValueError, text, onnxgrad.cut, model, "first")
+    with raises(ValueError, text):
+        onnxgrad.cut(model, "first")
 
 
 def test_on_the_command_line(tmp_path):

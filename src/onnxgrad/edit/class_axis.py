@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from onnxgrad.graph.builder import Builder, evaluate
 from onnxgrad.graph.node import captured
+from onnxgrad.graph.replace import take_place
 from onnxgrad.graph.tensor import Dim, dims_of
 from onnxgrad.passes.draft import Draft
 from onnxgrad.schema import MICROSOFT, is_standard
@@ -209,18 +210,22 @@ class ClassAxis:
         return axis
 
     def _bypass(self, node: ir.Node) -> None:
-        source = node.inputs[0]
+        """What it reads goes where its result went."""
 
         def edit() -> None:
+            source, (result,) = node.inputs[0], node.outputs
             assert source is not None
-            if not node.outputs[0].is_graph_output():
-                node.outputs[0].replace_all_uses_with(node.inputs[0] or source)
+            if not result.is_graph_output():
+                result.replace_all_uses_with(source)
                 return
-            node.op_type, node.domain = "Identity", ""
-            node.attributes.clear()
-            for k in range(1, len(node.inputs)):
-                node.replace_input_with(k, None)
-            node.resize_inputs(1)
+            if source.is_graph_output():  # which keeps its own name
+                node.op_type, node.domain = "Identity", ""
+                node.attributes.clear()
+                node.resize_inputs(1)
+                return
+            take_place(source, result)
+            if result in self._longer:
+                self._longer.add(source)
 
         self.edits.append(edit)
 

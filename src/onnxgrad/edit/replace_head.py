@@ -196,11 +196,12 @@ class _Replacement:
                 f"{draft.caller}: the number of classes in {result.name!r} cannot change, since {lost.why}; to end the "
                 f"model before that: output={lost.before!r}"
             )
+        axis, place = follow.at.get(result), list(self._graph.outputs).index(result)
         for edit in follow.edits:
             edit()
         self._graph.sort()  # new shapes came last
-        if self._shape is not None and follow.at[result] != WHOLE:
-            self._reshape(result, follow.at[result])
+        if self._shape is not None and axis != WHOLE:
+            self._reshape(self._graph.outputs[place], axis)
         kept = [v for v in self._graph.outputs if v not in follow.lost]
         self._graph.outputs.clear()
         self._graph.outputs.extend(kept)
@@ -269,7 +270,7 @@ class _Replacement:
             self._graph.insert_after(node, add)
             self._bias = [(add, 1, [self._new])]
 
-    def _reshape(self, result: ir.Value, axis: int) -> None:
+    def _reshape(self, result: ir.Value, axis: int | None) -> None:
         """The result takes the shape that was asked for at the end."""
         assert self._shape is not None
         rank = self._known[str(result.name)].shape
