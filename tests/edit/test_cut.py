@@ -79,12 +79,11 @@ def test_from_a_value_on():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dynamo", [True, False])
-def test_features_are_those_of_pytorch(dynamo, tmp_path):
+def test_features_are_those_of_pytorch(tmp_path):
     torch.manual_seed(0)
     module = models.resnet18().eval()
     x = torch.randn(2, 3, 64, 64)
-    model = export(module, x, tmp_path / "model.onnx", dynamo=dynamo)
+    model = export(module, x, tmp_path / "model.onnx", dynamo=False)
     last = next(node for node in reversed(model.graph.node) if node.op_type == "Gemm")
     features = onnxgrad.cut(tmp_path / "model.onnx", last.input[0])
     module.fc = torch.nn.Identity()

@@ -80,7 +80,7 @@ def _products_before(
         if at is not None:
             found[node] = at
             continue
-        of_integers = node.op_type in ("QuantizeLinear", "DequantizeLinear", "Cast")
+        of_integers = node.op_type in ("QuantizeLinear", "DequantizeLinear", "Cast") or node.op_type[:7] == "QLinear"
         read = node.inputs[:1] if of_integers else node.inputs
         waiting += [v for v in read if v is not None and v not in constant and (of_integers or _is_float(v, known))]
     return found
