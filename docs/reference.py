@@ -27,6 +27,7 @@ OPTIMIZERS = "An optimizer is a small value: its settings, and other settings fo
 SCHEDULES = "The factor of the learning rate at each update."
 METRICS = "Numbers for validation data besides the loss; any function of outputs and batch is one."
 GRADIENTS = "Take a model and return the model with its gradient, or with products of its Hessian."
+PARTS = "Take models and return models: with a new last layer, a part of one, or two made one."
 RUNTIME = "These make our operators known to stock onnxruntime, onnx and models, and set the number of threads."
 CALLS = "Every operator is called in the same ways; [operators.md](operators.md) says what each of them computes."
 TORCH = "ONNX operators for PyTorch, differentiable by torch.autograd; `import onnxgrad.torch`."
@@ -75,6 +76,8 @@ def api_page() -> str:
     parts += [of_result(name) for name in ("Record", "TrainingStoppedError", "Interrupted")]
     for name, sentence in (("losses", LOSSES), ("optim", OPTIMIZERS), ("schedules", SCHEDULES), ("metrics", METRICS)):
         parts += [f"## onnxgrad.{name}", sentence, *classes(getattr(onnxgrad, name), f"onnxgrad.{name}")]
+    parts += ["## Heads and parts", PARTS]
+    parts += [entry(getattr(onnxgrad, name), f"onnxgrad.{name}") for name in ("replace_head", "cut", "join")]
     parts += ["## Gradients", GRADIENTS]
     parts += [entry(getattr(onnxgrad, name), f"onnxgrad.{name}") for name in ("gradient", "hvp", "check_gradient")]
     parts += [of_result(name) for name in ("GradientCheck", "Compared")]
