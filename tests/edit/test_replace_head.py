@@ -264,6 +264,18 @@ def test_of_an_old_opset_whose_reshape_states_the_number_of_classes():
     assert set(trainer.parameters) == {"w", "b"}  # also after the conversion of the opset
 
 
+def test_numbers_for_each_class_other_than_a_bias():
+    for node in ("y = Mul(s, scale)", "y = Add(s, scale)"):
+        model = text_model(TWO_LAYERS.replace("y = Softmax(s)", node), scale=(3,))
+        kind = node[4:7]
+        with raises(
+            ValueError,
+            f"replace_head: the number of classes in 'y' cannot change, since {kind} (node '{kind}_4') takes 'scale', "
+            "which has numbers for each of 3; to end the model before that: output='s'",
+        ):
+            onnxgrad.replace_head(model, 2)
+
+
 def test_a_shape_that_is_computed_with_the_number_of_classes_in_it():
     text = """
     <ir_version: 8, opset_import: ["" : 17]>

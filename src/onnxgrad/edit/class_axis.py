@@ -48,14 +48,16 @@ class ClassAxis:
     """Follows the classes from the head's result on; `edits` then makes the graph one of another number of classes."""
 
     def __init__(
-        self, draft: Draft, known: Mapping[str, ir.Value], new: int, add_bias: Callable[[ir.Node, int], None],
+        self,
+        draft: Draft,
+        known: Mapping[str, ir.Value],
+        new: int,
         shape: Sequence[int] | None,
-    ) -> None:  # fmt: skip
+        add_bias: Callable[[ir.Node, int], None] | None,
+    ) -> None:
         """`add_bias` is told the node that adds one number for each class, and which of its inputs these are."""
-        self._graph, self._known, self._new, self._add_bias = draft.graph, known, new, add_bias
-        self._constant = constants(draft.graph)
-        self._builder = Builder(draft.graph)
-        self._old = 0
+        self._graph, self._known, self._new, self._old = draft.graph, known, new, 0
+        self._add_bias, self._builder, self._constant = add_bias, Builder(draft.graph), constants(draft.graph)
         self.shape = shape  # that a Reshape on the way gives the result
         self.at: dict[ir.Value, int] = {}
         self.lost: dict[ir.Value, Lost] = {}  # values that cannot be, and why
@@ -135,36 +137,30 @@ class ClassAxis:
         return found
 
     def _broadcast(self, node: ir.Node, value: ir.Value, axis: int) -> int:
-        constants = [(k, v) for k, v in enumerate(node.inputs) if v is not None and v not in self.at]
+        others = [(k, v) for k, v in enumerate(node.inputs) if v is not None and v not in self.at]
         if axis == WHOLE or value in self._longer:
-            if any(not all(d == 1 for d in self._dims(v)) for _, v in constants):
+            if any(d != 1 for _, v in others for d in self._dims(v)):
                 raise CannotError("goes on with a result whose shape is another now")
             return axis
         from_end = len(self._dims(value)) - axis
-        rank = max(len(self._dims(v)) for v in node.inputs if v is not None)
-        for _, other in ((k, v) for k, v in enumerate(node.inputs) if v in self.at):
-            assert other is not None
-            if self.at[other] < 0 or len(self._dims(other)) - self.at[other] != from_end:
-                raise CannotError("combines them along different axes")
-        for k, other in constants:
+        followed = [v for v in node.inputs if v is not None and v in self.at]
+        if any(self.at[v] < 0 or len(self._dims(v)) - self.at[v] != from_end for v in followed):
+            raise CannotError("combines them along different axes")
+        for k, other in others:
             dims = self._dims(other)
-            if len(dims) < from_end or (dims[-from_end] == 1 and not self._is_bias(node, other, axis)):
-                continue
-            if not self._is_bias(node, other, axis):
+            if self._add_bias is not None and node.op_type == "Add" and self._is_bias(other, from_end):
+                self._add_bias(node, k)
+                self._add_bias = None  # there is one
+            elif len(dims) >= from_end and dims[-from_end] != 1:
                 raise CannotError(f"takes {other.name!r}, which has numbers for each of {self._old}")
-            self._add_bias(node, k)
-        return rank - from_end
+        return max(len(self._dims(v)) for v in node.inputs if v is not None) - from_end
 
-    def _is_bias(self, node: ir.Node, value: ir.Value, axis: int) -> bool:
-        """Whether weights are added, one number for each class."""
-        numbers = self._known[str(value.name)]
-        is_weight = numbers.dtype is not None and numbers.dtype.is_floating_point() and value in self._constant
-        from_end = len(self._dims(next(v for v in node.inputs if v in self.at))) - axis
-        dims = self._dims(value)
-        lengths = [d for d in dims if d != 1] or [1]
-        return node.op_type == "Add" and is_weight and len(dims) >= from_end and lengths == [self._old] and (
-            dims[-from_end] == self._old
-        )  # fmt: skip
+    def _is_bias(self, value: ir.Value, from_end: int) -> bool:
+        """Whether it is weights, one number for each class."""
+        dims, dtype = self._dims(value), self._known[str(value.name)].dtype
+        is_weight = value in self._constant and dtype is not None and dtype.is_floating_point()
+        is_long = [d for d in dims if d != 1] == [self._old] * (self._old != 1)
+        return is_weight and is_long and len(dims) >= from_end and dims[-from_end] == self._old
 
     def _transpose(self, node: ir.Node, axis: int) -> int:
         rank = len(self._dims(node.inputs[0]))
@@ -181,22 +177,23 @@ class ClassAxis:
             return None
         return evaluate(node, inputs, self._builder.opsets)[0]  # type: ignore[no-any-return]
 
-    def _axes(self, node: ir.Node, rank: int, at: int = 1) -> list[int] | None:
+    def _axes(self, node: ir.Node, at: int = 1) -> list[int] | None:
         """Axes that an attribute or, in later opsets, an input names; None without."""
         if "axes" in node.attributes:
-            return [a % rank for a in node.attributes["axes"].as_ints()]
+            return list(node.attributes["axes"].as_ints())
         given = node.inputs[at] if len(node.inputs) > at else None
         if given is None:
             return None
         numbers = self._numbers(given)
         if numbers is None:
             raise CannotError("computes its axes")
-        return [int(a) % rank for a in numbers.ravel()]
+        return [int(a) for a in numbers.ravel()]
 
     def _squeeze(self, node: ir.Node, axis: int) -> int | None:
-        before, after = self._dims(node.inputs[0]), self._dims(node.outputs[0])
-        axes = self._axes(node, len(before))
-        axes = [k for k, d in enumerate(before) if d == 1] if axes is None and len(before) > len(after) else axes or []
+        before, named = self._dims(node.inputs[0]), self._axes(node)
+        if named is None:
+            named = [k for k, d in enumerate(before) if d == 1]
+        axes = [a % len(before) for a in named]
         if axis in axes:
             return self._keep_axis(node, axis, others=len(axes) > 1) if self._new != 1 else None
         return axis - sum(a < axis for a in axes)
@@ -230,11 +227,10 @@ class ClassAxis:
         self.edits.append(edit)
 
     def _unsqueeze(self, node: ir.Node, axis: int) -> int:
-        rank = len(self._dims(node.inputs[0]))
-        given = self._axes(node, 1 << 30) or []
-        total = rank + len(given)
-        new = {a - (1 << 30) + total if a > total else a for a in given}
-        return [a for a in range(total) if a not in new][axis]
+        named = self._axes(node) or []
+        rank = len(self._dims(node.inputs[0])) + len(named)
+        new = {a % rank for a in named}
+        return [a for a in range(rank) if a not in new][axis]
 
     def _flatten(self, node: ir.Node, axis: int) -> int:
         before = self._dims(node.inputs[0])
@@ -337,7 +333,8 @@ class ClassAxis:
         if node.op_type in NUMBERED:
             axes: list[int] | None = [node.attributes.get_int("axis", -1 if node.op_type == "TopK" else 0) % rank]
         else:
-            axes = self._axes(node, rank)
+            named = self._axes(node)
+            axes = None if named is None else [a % rank for a in named]
         if axes is None or axis in axes:
             if node.op_type == "TopK":
                 self._expect_top(node)
@@ -363,10 +360,10 @@ class ClassAxis:
     def _slice(self, node: ir.Node, axis: int) -> int:
         rank = len(self._dims(node.inputs[0]))
         starts = node.attributes["starts"].as_ints() if "starts" in node.attributes else ()
-        axes = self._axes(node, rank, at=3)
+        axes = self._axes(node, at=3)
         if axes is None:
             axes = list(range(len(starts) or int(self._dims(node.inputs[1])[0] or rank)))
-        if axis in axes:
+        if axis in [a % rank for a in axes]:
             raise CannotError("picks some of them")
         return axis
 

@@ -188,7 +188,7 @@ class _Replacement:
                 f"{self._new} results are not a multiple of"
             )
         self._find_bias()
-        follow = ClassAxis(draft, self._known, self._new, self._note_bias, self._shape)
+        follow = ClassAxis(draft, self._known, self._new, self._shape, None if self._bias else self._note_bias)
         follow.follow(head.node.outputs[0], head.axis, head.classes)
         if result in follow.lost:
             lost = follow.lost[result]
