@@ -2,7 +2,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: demo test test-all interpreter oldest avx2 test-cuda lint bench docs golden cases clean
+.PHONY: demo web dist site test test-all interpreter oldest avx2 test-cuda lint bench docs golden cases clean
 
 demo: .venv/demo
 	$(PY) examples/demo.py
@@ -15,7 +15,7 @@ test: .venv/ready
 
 # The rest: slow tests and all other cases; the Triton kernels in Triton's interpreter, which needs no GPU; sessions
 # once more, in the oldest onnxruntime that will do. The reports end with what was left out.
-test-all: .venv/ready .oldest/ready
+test-all: .venv/ready .oldest/ready build/npm/ready
 	$(ON_THE_CPU) --part rest
 	$(MAKE) interpreter oldest avx2
 
@@ -95,6 +95,32 @@ golden: .venv-peer/ready .venv/ready
 cases: .venv/ready
 	$(PY) -m tests.backend_cases build/cases
 
+# The page that trains a network in the browser, in build/web.
+web: .venv/ready build/npm/ready
+	$(PY) examples/web/make.py
+
+# The pages as a site with a search, in build/site; a link that leads nowhere is an error.
+site: .site/ready
+	.site/bin/python docs/site/stage.py build/pages
+	.site/bin/python -m sphinx -W --keep-going -q -c docs/site build/pages build/site
+
+.site/ready: docs/site/requirements.txt
+	$(PYTHON) -m venv .site
+	.site/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	touch $@
+
+# Packages for an index, in dist/: a wheel that any Python 3 installs without a compiler, and the sources; checked.
+dist: .release/ready
+	rm -rf dist build/lib* build/bdist*
+	.release/bin/python -m build --outdir dist
+	.release/bin/python -m wheel tags --remove --platform-tag manylinux_2_28_x86_64 dist/*.whl
+	.release/bin/python release/check.py dist
+
+.release/ready: release/requirements.txt
+	$(PYTHON) -m venv .release
+	.release/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	touch $@
+
 # What the demo needs, in the versions of the tests: without PyTorch and the tools it is there in half the time.
 .venv/demo: pyproject.toml tests/requirements.txt
 	$(PYTHON) -m venv .venv
@@ -110,6 +136,13 @@ cases: .venv/ready
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .oldest -r tests/oldest.txt
 	touch $@
 
+# The onnxruntimes of JavaScript, for files of export_step(); where npm is missing, their tests are skipped.
+build/npm/ready: tests/npm/package.json
+	mkdir -p build/npm
+	cp tests/npm/package.json build/npm
+	if command -v npm > build/npm/found; then cd build/npm && npm install --ignore-scripts --no-audit --no-fund --loglevel=error; fi
+	touch $@
+
 # onnxruntime-training owns the module onnxruntime and stops at Python 3.11, hence an environment apart.
 .venv-peer/ready: bench/peers/requirements.txt
 	$$(command -v python3.11 || echo $(PYTHON)) -m venv .venv-peer
@@ -117,5 +150,5 @@ cases: .venv/ready
 	touch $@
 
 clean:
-	rm -rf .venv .venv-peer .oldest build src/*.egg-info
+	rm -rf .venv .venv-peer .oldest .release .site build dist src/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -38,7 +38,7 @@ names of values, and return the names of their results."""
 
 # What is shown of a class, besides how it is made.
 METHODS = {
-    "Trainer": ("steps", "step", "evaluate", "fit", "save", "restore", "load", "export"),
+    "Trainer": ("steps", "step", "gradient_norms", "evaluate", "fit", "save", "restore", "load", "export"),
     "Batches": ("starting_at",),
     "Loss": ("target_like", "formula"),
     "Metric": ("measure",),
@@ -53,6 +53,7 @@ RESULTS = {
     "Record": "onnxgrad.train.fitting",
     "TrainingStoppedError": "onnxgrad.train.fitting",
     "Interrupted": "onnxgrad.train.interruption",
+    "StepFiles": "onnxgrad.train.step_file",
     "GradientCheck": "onnxgrad.autodiff.check",
     "Compared": "onnxgrad.autodiff.check",
 }
@@ -74,6 +75,7 @@ def api_page() -> str:
     parts = [HEAD, "## Training", TRAINING]
     parts += [entry(getattr(onnxgrad, name), f"onnxgrad.{name}") for name in ("Trainer", "Batches")]
     parts += [of_result(name) for name in ("Record", "TrainingStoppedError", "Interrupted")]
+    parts += [entry(onnxgrad.export_step, "onnxgrad.export_step"), of_result("StepFiles")]
     for name, sentence in (("losses", LOSSES), ("optim", OPTIMIZERS), ("schedules", SCHEDULES), ("metrics", METRICS)):
         parts += [f"## onnxgrad.{name}", sentence, *classes(getattr(onnxgrad, name), f"onnxgrad.{name}")]
     parts += ["## Heads and parts", PARTS]

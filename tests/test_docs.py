@@ -32,6 +32,16 @@ def test_the_examples_of_the_readme_print_what_it_says(code, printed, tmp_path):
     assert run("-c", code, folder=tmp_path).stdout == printed
 
 
+def test_the_site_has_every_page_and_its_links_lead_somewhere(tmp_path):
+    result = run("docs/site/stage.py", str(tmp_path / "pages"))
+    assert result.returncode == 0, result.stderr
+    pages = list((tmp_path / "pages").glob("*.md"))  # those of examples hold code
+    assert {p.stem for p in (ROOT / "docs").glob("*.md")} < {p.stem for p in pages}
+    for page in pages:
+        for target in re.findall(r"\]\((?!http|#)([^)#\s]+)", re.sub(r"```.*?```", "", page.read_text(), flags=re.S)):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
 def test_the_readme_names_the_two_commands():
     text = (ROOT / "README.md").read_text()
     assert "make demo" in text and "make test" in text

@@ -27,6 +27,7 @@ if _TYPE_CHECKING:
     from onnxgrad.rules import vjp
     from onnxgrad.train import losses, metrics, optim, schedules
     from onnxgrad.train.batches import Batches
+    from onnxgrad.train.step_file import export_step
     from onnxgrad.train.trainer import Trainer
 
 _load_operators()
@@ -39,6 +40,7 @@ __all__ = [
     "broadcast_gradient_args",
     "check_gradient",
     "cut",
+    "export_step",
     "gather_elements_grad",
     "gather_grad",
     "get_num_threads",
@@ -68,6 +70,7 @@ _LATER = {
     "Trainer": "onnxgrad.train.trainer",
     "check_gradient": "onnxgrad.autodiff.check",
     "cut": "onnxgrad.edit.cut",
+    "export_step": "onnxgrad.train.step_file",
     "gradient": "onnxgrad.autodiff.differentiate",
     "hvp": "onnxgrad.autodiff.differentiate",
     "join": "onnxgrad.edit.join",

@@ -291,7 +291,8 @@ def test_frozen_parameters_groups_and_weighted_losses(folder):
     assert all(same_bits(trainer.parameters[n], weights()[n]) for n in ("fc0.bias", "fc1.bias"))
 
 
-def test_a_model_that_outputs_its_loss(folder):
+def own_loss():
+    """Writes a model with a loss among its outputs."""
     model = onnx.parser.parse_model("""
 <ir_version: 9, opset_import: ["" : 20]>
 graph (float[N, 6] x, float[N, 1] z) => (float cost, float[N, 1] y) {
@@ -303,6 +304,10 @@ graph (float[N, 6] x, float[N, 1] z) => (float cost, float[N, 1] y) {
 """)
     model.graph.initializer.append(numpy_helper.from_array(np.zeros((6, 1), np.float32), "w"))
     onnx.save(model, "own.onnx")
+
+
+def test_a_model_that_outputs_its_loss(folder):
+    own_loss()
     x = arrays()["x"]
     np.savez("own.npz", x=x, z=x[:, :1] * 2)
     given = (

@@ -1,6 +1,7 @@
 """onnxgrad train: data, event files for TensorBoard, and the sentences for what cannot be trained."""
 
 import struct
+import time
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from tests.cli.test_train import BASE, arrays, events, folder, run
 from onnxgrad.cli import specs
 from onnxgrad.cli.run_log import RunLog, read_log
 from onnxgrad.cli.tensorboard import crc32c
-from onnxgrad.train.progress import Progress, clock, figure
+from onnxgrad.train.progress import Progress, clock, figure, waiting
 from onnxgrad.train.trainer import Record
 
 __all__ = ["folder"]
@@ -309,6 +310,57 @@ def test_progress_where_there_is_no_terminal(capsys, monkeypatch):
     assert capsys.readouterr().err == ""
     assert [clock(s) for s in (3.21, 75, 3725)] == ["3.2 s", "1:15", "1:02:05"]
     assert [figure(x) for x in (0.0, 0.5, 1e-5, 12345.0)] == ["0.0000", "0.5000", "1.000e-05", "1.234e+04"]
+
+
+def test_a_bar_that_stands_still_says_what_it_waits_for(capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr("onnxgrad.train.progress.NOTICED", 0.05)
+    with Progress(quiet=False) as progress:
+        progress.start_epoch(1, 1, 10)
+        with progress.step():
+            time.sleep(0.4)
+        assert "compiling kernels, once per machine …" in capsys.readouterr().err
+        progress.advance(0.5, 1e-3)
+        time.sleep(0.2)
+        assert "compiling" not in capsys.readouterr().err.rpartition("epoch 1/1")[2]
+        with progress.step():  # the second
+            time.sleep(0.2)
+        assert "compiling" not in capsys.readouterr().err
+        with progress.doing("validating"):
+            time.sleep(0.4)
+        assert "validating …" in capsys.readouterr().err
+    with waiting("writing a.onnx", quiet=False):
+        time.sleep(0.1)
+    assert "writing a.onnx" in capsys.readouterr().err
+    with waiting("writing a.onnx", quiet=True):
+        time.sleep(0.1)
+    assert capsys.readouterr().err == ""
+
+
+def test_the_time_left_does_not_count_the_first_step(capsys, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("onnxgrad.train.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("onnxgrad.train.progress.PATIENCE", -1)
+    with Progress(quiet=False) as progress:
+        progress.start_epoch(1, 1, 12)
+        for seconds in (60, 61, 62):
+            now[0] = seconds
+            progress.advance(0.5, 1e-3)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].endswith("0.0167 batches/s  11:00 left") and lines[2].endswith("1 batches/s  9.0 s left")
+
+
+def test_without_a_terminal_it_says_so_in_a_line_if_it_takes_very_long(capsys, monkeypatch):
+    monkeypatch.setattr("onnxgrad.train.progress.PATIENCE", 0.05)
+    with Progress(quiet=False) as progress:
+        progress.start_epoch(2, 3, 10)
+        with progress.step():
+            time.sleep(0.2)
+    assert capsys.readouterr().err == "epoch 2/3: compiling kernels, once per machine\n"
+    with Progress(quiet=True) as progress, progress.step(), progress.doing("validating"):
+        time.sleep(0.1)
+    assert capsys.readouterr().err == ""
 
 
 def test_losses_of_probabilities_and_of_inner_values(folder):

@@ -106,6 +106,9 @@ def test_the_gradient_norm(accumulate):
     plain, clipped = after_an_update(), after_an_update(clip_norm=0.01)
     assert abs(plain.gradient_norm / norm_of(plain.gradients) - 1) < 1e-7
     assert abs(clipped.gradient_norm / plain.gradient_norm - 1) < 1e-7
+    for name, norm in plain.gradient_norms().items():
+        assert abs(norm / norm_of({name: plain.gradients[name]}) - 1) < 1e-7
+        assert abs(clipped.gradient_norms()[name] / norm - 1) < 1e-7
     assert abs(norm_of(clipped.gradients) / 0.01 - 1) < 1e-5
 
 

@@ -171,6 +171,7 @@ def test_steps_are_captured_and_losses_wait():
     assert len(mine._step_session._captured._captured) == 1 and mine.remarks == []
     assert all(isinstance(loss, PendingLoss) for loss in found)
     assert mine.gradient_norm == found[-1].gradient_norm
+    assert abs(np.linalg.norm(list(mine.gradient_norms().values())) / mine.gradient_norm - 1) < 1e-7
 
 
 @pytest.mark.parametrize("used", ["at once", "by the next step", "by save"])

@@ -16,15 +16,9 @@ def show_outcome(log: RunLog, metrics: Sequence[str], files: Mapping[str, Path |
     """Prints tables."""
     epochs = log.of("epoch")
     best = best_epoch(epochs)
-    validated = any(e["validation"] for e in epochs)
-    measured = ["loss", *metrics] if validated else []
-    heading = ["epoch", "", "updates", "train loss", *(f"val {name}" for name in measured), "time", "peak memory"]
-    rows = [
-        [str(e["epoch"]), "best" if e is best else "", str(e["step"]), _number(e["loss"]),
-         *(_number(e["validation"].get(name)) for name in measured), clock(e["seconds"]),
-         in_bytes(e["peak_memory"]) if e.get("peak_memory") else "–"]
-        for e in epochs if e in epochs[-MOST_EPOCHS:] or e is best
-    ]  # fmt: skip
+    heading, rows = epoch_table(epochs, metrics)
+    first = len(epochs) - MOST_EPOCHS
+    rows = [row for k, row in enumerate(rows) if k >= first or epochs[k] is best]
     show(heading, rows, numbers=len(heading) - 2)
     console = plain_console()
     if len(rows) < len(epochs):
@@ -32,6 +26,20 @@ def show_outcome(log: RunLog, metrics: Sequence[str], files: Mapping[str, Path |
     console.print(f"trained in {clock(sum(e['seconds'] for e in epochs))}", markup=False)
     found = {what: path for what, path in files.items() if path is not None and path.exists()}
     show(["written", "", ""], [[what, str(p), "" if p.is_dir() else size(p)] for what, p in found.items()], numbers=1)
+
+
+def epoch_table(epochs: Sequence[Event], metrics: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    """The heading, and a row for each epoch."""
+    best = best_epoch(epochs)
+    measured = ["loss", *metrics] if any(e["validation"] for e in epochs) else []
+    heading = ["epoch", "", "updates", "train loss", *(f"val {name}" for name in measured), "time", "peak memory"]
+    rows = [
+        [str(e["epoch"]), "best" if e is best else "", str(e["step"]), _number(e["loss"]),
+         *(_number(e["validation"].get(name)) for name in measured), clock(e["seconds"]),
+         in_bytes(e["peak_memory"]) if e.get("peak_memory") else "–"]
+        for e in epochs
+    ]  # fmt: skip
+    return heading, rows
 
 
 def best_epoch(epochs: Sequence[Event]) -> Event | None:
@@ -47,6 +55,16 @@ def _sortable(value: float | None) -> float:
 
 def _number(value: float | None) -> str:
     return "–" if value is None else figure(value)
+
+
+def step_curves(log: RunLog) -> list[Panel]:
+    """The learning rate and the norm of the gradient at every update."""
+    steps = log.of("step")
+    found = {"learning rate": "lr", "gradient norm": "gradient_norm"}
+    return [
+        Panel(title, [Curve(title, [(e["step"], e[name]) for e in steps if e.get(name) is not None])])
+        for title, name in found.items()
+    ]
 
 
 def curves(log: RunLog) -> list[Panel]:

@@ -34,9 +34,9 @@ class Panel:
     curves: Sequence[Curve]
 
 
-def thinned(points: Sequence[Point]) -> list[Point]:
-    """At most MOST_POINTS, each the mean of neighbours."""
-    size = -(-len(points) // MOST_POINTS)
+def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
+    """At most so many points, each the mean of neighbours."""
+    size = -(-len(points) // most)
     if size <= 1:
         return list(points)
     chunks = [points[k : k + size] for k in range(0, len(points), size)]

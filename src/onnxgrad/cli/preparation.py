@@ -13,6 +13,7 @@ from onnxgrad.cli.data import Columns, expect_classes, expect_columns, read_colu
 from onnxgrad.cli.launch import Processes
 from onnxgrad.cli.overwriting import expect_other_files
 from onnxgrad.cli.plot import expect_plottable
+from onnxgrad.cli.reporting.contents import expect_report
 from onnxgrad.cli.training import Options
 from onnxgrad.edit.replace_head import replace_head
 from onnxgrad.graph.files import expect_place, load
@@ -33,6 +34,7 @@ class Files:
     best: Path
     metrics: Path | None
     plot: Path | None
+    report: Path | None
 
     @classmethod
     def of(cls, options: Options, are_written: bool = True) -> "Files":
@@ -48,10 +50,14 @@ class Files:
             output.with_suffix(".best.safetensors"),
             None if options.metrics == "none" else beside(options.metrics, ".jsonl"),
             None if options.plot == "none" else beside(options.plot, ".svg"),
+            options.report,
         )
         if not are_written:
             return files
-        named = {"--output": output, "--checkpoint": files.checkpoint, "--metrics": files.metrics, "--plot": files.plot}
+        named = {
+            "--output": output, "--checkpoint": files.checkpoint, "--metrics": files.metrics, "--plot": files.plot,
+            "--report": files.report,
+        }  # fmt: skip
         taken: dict[Path, str] = {options.model.absolute(): "MODEL", options.data.absolute(): "--data"}
         if options.val is not None:
             taken.setdefault(Path(options.val).absolute(), "--val")
@@ -65,6 +71,8 @@ class Files:
             expect_writable(option, path.parent)
         if files.plot is not None:
             expect_plottable(files.plot)
+        if files.report is not None:
+            expect_report(files.report)
         if options.tensorboard is not None:
             there = next(p for p in (options.tensorboard, *options.tensorboard.absolute().parents) if p.exists())
             expect_writable("--tensorboard", there)
@@ -90,9 +98,11 @@ class Prepared:
     """A run that is ready to start."""
 
     trainer: Trainer
+    loss: Total | str
     batches: Batches
     validation: Batches | None
     metrics: dict[str, Metric]
+    updates: int
     remarks: list[str]
 
 
@@ -158,7 +168,7 @@ def prepare(options: Options, processes: Processes | None = None) -> Prepared:
     _try_out("--data", trainer, columns, options.batch_size, {})
     if held_out is not None:
         _try_out("--val", trainer, held_out, options.batch_size, metrics)
-    return Prepared(trainer, batches, validating, metrics, remarks)
+    return Prepared(trainer, loss, batches, validating, metrics, updates, remarks)
 
 
 def _loss(options: Options, loaded: ir.Model) -> Total | str:

@@ -4,7 +4,7 @@ import contextlib
 import math
 import shlex
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,16 @@ from onnxgrad.cli.launch import processes
 from onnxgrad.cli.outcome import curves, show_outcome
 from onnxgrad.cli.plot import write_plot
 from onnxgrad.cli.preparation import Files, Prepared, prepare
+from onnxgrad.cli.reporting.facts import bytes_of, facts_at_start
+from onnxgrad.cli.reporting.layers import NormRecorder
+from onnxgrad.cli.reporting.page import write_report
+from onnxgrad.cli.reporting.worst import examples_event, rows_held_out
 from onnxgrad.cli.run_log import Event, RunLog, read_log, up_to
 from onnxgrad.cli.tensorboard import EventFile
 from onnxgrad.cli.training import Options
 from onnxgrad.train.fitting import TrainingStoppedError
 from onnxgrad.train.interruption import Interrupted
+from onnxgrad.train.progress import waiting
 
 # What decides which batches there are: a run that goes on in the middle of an epoch has to have the same.
 SAME_BATCHES = ("val", "batch_size", "drop_last", "no_shuffle", "accumulate", "seed")
@@ -57,8 +62,10 @@ def run(options: Options, context: click.Context) -> None:
     """The command."""
     launched = processes(options.device)
     is_first = launched is None or launched.rank == 0
+    reports = options.report is not None
     if not is_first:  # it prints and writes nothing
-        options = replace(options, quiet=True, metrics="none", plot="none", tensorboard=None, overwrite=True)
+        options = replace(options, quiet=True, metrics="none", plot="none", report=None,
+                          tensorboard=None, overwrite=True)  # fmt: skip
     files = Files.of(options, is_first)
     prepared = prepare(options, launched)
     trainer = prepared.trainer
@@ -81,33 +88,61 @@ def run(options: Options, context: click.Context) -> None:
         board = None
         if options.tensorboard is not None:
             board = stack.enter_context(EventFile(options.tensorboard, trainer.steps))
-        run_log.write({"event": "start", "step": trainer.steps, "options": _as_json(options)})
-        stack.callback(_plot, files.plot, run_log)  # whatever becomes of the run
-        _fit(options, files, prepared, run_log, board, again)
+        facts = facts_at_start(trainer, options.model, options.device, prepared.batches, prepared.validation)
+        run_log.write({"event": "start", "step": trainer.steps, "options": _as_json(options), **facts})
+        stack.callback(_draw, files, run_log)  # whatever becomes of the run
+        norms = NormRecorder(trainer, facts["parameters"], prepared.updates) if reports else None
+        _fit(options, files, prepared, run_log, board, norms, again)
         if options.keep_best and trainer.ranks.on_first(files.best.is_file):
             trainer.restore(files.best)
-        with _or_go_on(again):
+        with _or_go_on(again), waiting(f"writing {options.output.name}", options.quiet):
             model_files = trainer.export(files.output)
-        run_log.write({"event": "end", "step": trainer.steps})
+        run_log.write({"event": "end", "step": trainer.steps, "model_bytes": bytes_of(model_files)})
+        if reports:
+            run_log.write(_examples(options, prepared))
     if not options.quiet:
         show_outcome(run_log, list(prepared.metrics), _written(files, model_files, options))
 
 
-def _plot(path: Path | None, run_log: RunLog) -> None:
-    if path is not None:
-        try:
-            write_plot(path, curves(run_log))
-        except OSError as error:  # no reason to lose more than the plot
-            click.echo(f"onnxgrad: the plot could not be written: {error}", err=True)
+def _draw(files: Files, run_log: RunLog) -> None:
+    """Writes the plot and the report."""
+    drawn: dict[str, tuple[Path | None, Callable[[Path], None]]] = {
+        "plot": (files.plot, lambda path: write_plot(path, curves(run_log))),
+        "report": (files.report, lambda path: write_report(path, run_log)),
+    }
+    for what, (path, write) in drawn.items():
+        if path is not None:
+            try:
+                write(path)
+            except OSError as error:  # no reason to lose more than this one
+                click.echo(f"onnxgrad: the {what} could not be written: {error}", err=True)
+
+
+def _examples(options: Options, prepared: Prepared) -> Event:
+    """The examples that the trained model gets most wrong."""
+    validation = prepared.validation
+    rows = None
+    if options.val is not None and validation is not None:
+        rows = rows_held_out(options.val, options.seed, prepared.batches.examples, validation.examples)
+    with waiting("looking for the examples with the highest loss", options.quiet):
+        return examples_event(prepared.trainer, prepared.loss, validation, options.model, rows)
 
 
 def _fit(
-    options: Options, files: Files, prepared: Prepared, run_log: RunLog, board: EventFile | None, again: str
+    options: Options,
+    files: Files,
+    prepared: Prepared,
+    run_log: RunLog,
+    board: EventFile | None,
+    norms: NormRecorder | None,
+    again: str,
 ) -> None:
     trainer = prepared.trainer
 
     def log(event: Event) -> None:
         run_log.write(event)
+        if norms is not None and (found := norms.after(event)) is not None:
+            run_log.write(found)
         if board is not None:
             to_board(board, event)
         is_epoch = options.keep_best and event["event"] == "epoch"
@@ -122,11 +157,13 @@ def _fit(
             quiet=options.quiet, checkpoint=files.checkpoint, save_every=options.save_every, log=log,
         )  # fmt: skip
     except Interrupted as stop:
+        run_log.write({"event": "stopped", "step": trainer.steps, "why": str(stop)})
         go_on = f"; to go on: {again}" if stop.saved is not None else ""
         if trainer.ranks.is_first:
             click.echo(f"onnxgrad: {stop}{go_on}", err=True)
         raise click.exceptions.Exit(128 + signal.Signals[stop.signal]) from None
     except TrainingStoppedError as error:
+        run_log.write({"event": "stopped", "step": trainer.steps, "why": str(error)})
         raise Failed(str(error)) from None
     except OSError as error:  # the disk is full, or gone
         raise Failed(f"{error}; to go on: {again}" if files.checkpoint.is_file() else str(error)) from None
@@ -175,5 +212,5 @@ def _written(files: Files, model_files: Sequence[Path], options: Options) -> dic
         "trained model": files.output, "its weights": next(iter(model_files[1:]), None),
         "checkpoint": files.checkpoint,
         "checkpoint of the best epoch": files.best if options.keep_best else None,
-        "every update": files.metrics, "plot": files.plot, "TensorBoard": options.tensorboard,
+        "every update": files.metrics, "plot": files.plot, "report": files.report, "TensorBoard": options.tensorboard,
     }  # fmt: skip

@@ -15,8 +15,8 @@ Event = dict[str, Any]
 class RunLog:
     """The events of a run, in memory and, unless `path` is None, in a file, to which each is written at once.
 
-    An event has a name, `event`: "start", "step", "epoch" or "end". `earlier` are those of the run that this
-    one resumes: they come first.
+    An event has a name, `event`: "start", "step", "epoch", "stopped" or "end"; with --report also "gradients" and
+    "examples". `earlier` are those of the run that this one resumes: they come first.
     """
 
     def __init__(self, path: Path | None, earlier: Sequence[Event] = ()) -> None:
@@ -71,13 +71,15 @@ def up_to(events: Sequence[Event], step: int) -> list[Event]:
 
 
 def _line(event: Mapping[str, Any]) -> str:
-    return json.dumps(_plain(event), ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(plain(event), ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _plain(value: Any) -> Any:
-    """JSON has no NaN and no infinity."""
+def plain(value: Any) -> Any:
+    """A value for JSON, which has no NaN and no infinity."""
     if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

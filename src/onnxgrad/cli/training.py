@@ -104,15 +104,19 @@ class Options:
         "A line of JSON for every update; by default beside the output; 'none' for none.", "FILE.jsonl")]
     plot: Annotated[str | None, option(
         "Plot of the losses, .svg or .png; by default beside the output; 'none' for none.", "FILE.svg")]
+    report: Annotated[Path | None, option(
+        "A page to look at the run in a browser, complete in one file: curves, norms of gradients by layer, the "
+        "examples of --val with the highest loss.", "FILE.html")]
     tensorboard: Annotated[Path | None, option("Where to write event files for TensorBoard.", "FOLDER")]
     quiet: Annotated[bool, option("Print nothing but errors.")]
 # fmt: on
 
 
-def with_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Adds all options, in the order of the fields."""
+def with_options(function: Callable[..., None], names: Sequence[str] | None = None) -> Callable[..., None]:
+    """Adds all options, or those of some names, in the order of the fields."""
     for name, hint in reversed(typing.get_type_hints(Options, include_extras=True).items()):
-        function = _decorator(name, hint)(function)
+        if names is None or name in names:
+            function = _decorator(name, hint)(function)
     return function
 
 
@@ -120,7 +124,8 @@ def _decorator(name: str, hint: Any) -> Callable[..., Any]:
     """The click.option of a field, or the click.argument of one that is not described."""
     if hint is Path:
         return click.argument(name, type=FILE)
-    hint, settings = typing.get_args(hint)
+    hint, described = typing.get_args(hint)
+    settings = dict(described)
     kind, *_ = typing.get_args(hint) if isinstance(hint, types.UnionType) else [hint]
     if kind is Path:
         settings["type"] = FILE

@@ -120,7 +120,8 @@ def _epoch(trainer: "Trainer", options: FitOptions, position: Position, progress
             progress.say("a batch is left out: it is smaller than those that the model takes")
             continue
         before, skipped = trainer.steps, trainer.skipped
-        loss = trainer.step(batch)
+        with progress.step():
+            loss = trainer.step(batch)
         _say_remarks(trainer, progress)
         if unseen is not None:
             _see(unseen, options, position, progress)
@@ -144,7 +145,8 @@ def _epoch(trainer: "Trainer", options: FitOptions, position: Position, progress
             ValueError("fit: there are no batches; give a list or Batches, an iterator is used up after one epoch")
         )
     trainer.expect_no_drift()
-    found = {} if options.validation is None else trainer.evaluate(options.validation, options.metrics)
+    with progress.doing("validating"):
+        found = {} if options.validation is None else trainer.evaluate(options.validation, options.metrics)
     seconds = time.perf_counter() - start
     mean = position.total / position.batches
     record = Record(position.epoch + 1, trainer.steps, mean, seconds, found, trainer.peak_memory)
@@ -183,9 +185,9 @@ def _see(step: _Step, options: FitOptions, position: Position, progress: Progres
     progress.advance(loss, step.rate)
     if step.number is not None:
         mean, norm = position.waiting_total / position.waiting, getattr(step.loss, "gradient_norm", None)
+        position.waiting, position.waiting_total = 0, 0.0
         _log(options, event="step", epoch=position.epoch + 1, step=step.number, loss=mean, lr=step.rate,
               gradient_norm=step.trainer.gradient_norm if norm is None else norm, seconds=step.seconds)  # fmt: skip
-        position.waiting, position.waiting_total = 0, 0.0
 
 
 def _rest_of_epoch(

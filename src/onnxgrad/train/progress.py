@@ -1,12 +1,16 @@
 """Progress: the bar that fit() shows, with loss, learning rate and time left, and a line for every epoch."""
 
+import contextlib
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
 SMOOTHING = 0.95  # of the loss shown, because that of single batches jumps
 PATIENCE = 30.0  # seconds between lines where there is no terminal for a bar
+NOTICED = 1.0  # seconds, after which a bar that stands still says what it waits for
 
 
 class Progress:
@@ -19,7 +23,7 @@ class Progress:
         self._epoch = self._epochs = self._done = self._total_done = 0
         self._batches: int | None = None
         self._console: Any = None
-        self._began = self._printed = time.monotonic()
+        self._began = self._first_done = self._printed = time.monotonic()
         if quiet:
             return
         from rich import progress
@@ -55,12 +59,38 @@ class Progress:
             self._bar.remove_task(self._task)
         self._task = self._bar.add_task(f"epoch {epoch}/{epochs}", total=batches, completed=done, state="")
 
+    def step(self) -> contextlib.AbstractContextManager[None]:
+        """Around a step, of which the first may take long."""
+        return self.doing("compiling kernels, once per machine") if not self._total_done else contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def doing(self, what: str) -> Iterator[None]:
+        """Around what may take long: it is said beside the bar, or without one in a line."""
+        if self._console is None:
+            yield
+            return
+        timer = threading.Timer(PATIENCE if self._bar is None else NOTICED, self._say_doing, [what])
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _say_doing(self, what: str) -> None:
+        if self._bar is None:
+            self.say(f"epoch {self._epoch}/{self._epochs}: {what}")
+        else:
+            self._bar.update(self._task, state=f"{what} …")
+
     def advance(self, loss: float, rate: float) -> None:
         """One batch done, at a learning rate."""
         self._done += 1
         self._total_done += 1
         self._loss = loss if self._loss is None else SMOOTHING * self._loss + (1 - SMOOTHING) * loss
         now = time.monotonic()
+        if self._total_done == 1:
+            self._first_done = now
         if self._bar is not None:
             self._bar.update(self._task, advance=1, state=self._state(now, rate))
         elif self._console is not None and now - self._printed > PATIENCE:
@@ -69,8 +99,9 @@ class Progress:
 
     def _state(self, now: float, rate: float) -> str:
         assert self._loss is not None
-        seconds = now - self._began
-        speed = self._total_done / seconds if seconds > 0 else 0.0
+        # The first step compiles kernels, and says nothing about the others.
+        steps, since = (self._total_done - 1, self._first_done) if self._total_done > 1 else (1, self._began)
+        speed = steps / (now - since) if now > since else 0.0
         state = f"loss {figure(self._loss)}  lr {rate:.2e}  {_speed(speed)} batches/s"
         if self._batches is None or not speed:
             return state
@@ -90,6 +121,16 @@ class Progress:
         if self._console is not None:
             self._printed = time.monotonic()
             self._console.print(line, markup=False, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def waiting(what: str, quiet: bool) -> Iterator[None]:
+    """Around what may take long, with no bar: a terminal shows what it is."""
+    from rich.console import Console
+
+    console = Console(file=sys.stderr, highlight=False)
+    with contextlib.nullcontext() if quiet or not console.is_terminal else console.status(what):
+        yield
 
 
 def figure(value: float) -> str:

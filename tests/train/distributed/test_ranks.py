@@ -238,7 +238,10 @@ def command(launcher, ranks, folder, *options):
 
 
 def test_the_command_line(launcher, tmp_path):
-    done = [command(launcher, ranks, tmp_path, "-o", f"{ranks}.onnx") for ranks in (1, 2)]
+    done = [
+        command(launcher, ranks, tmp_path, "-o", f"{ranks}.onnx", "--report", f"{ranks}.html", *more)
+        for ranks, more in ((1, []), (2, ["--shard-optimizer"]))
+    ]
     assert [d.returncode for d in done] == [0, 0], done[1].stderr
     assert done[1].stderr.count("training") == 1
     assert len(done[1].stdout.splitlines()) == len(done[0].stdout.splitlines())
@@ -250,6 +253,12 @@ def test_the_command_line(launcher, tmp_path):
     events = [[json.loads(x) for x in (tmp_path / f"{r}.jsonl").read_text().splitlines()] for r in (1, 2)]
     losses = [[e["loss"] for e in found if e["event"] == "step"] for found in events]
     assert len(losses[0]) == len(losses[1]) and close(*losses)
+    norms = [[e["norms"] for e in found if e["event"] == "gradients"] for found in events]
+    np.testing.assert_allclose(norms[1], norms[0], rtol=1e-2, atol=1e-4 * np.max(norms[0]))
+    alone, together = (next(e for e in found if e["event"] == "examples") for found in events)
+    assert together["confusion"] == alone["confusion"] and together["examples"] == alone["examples"]
+    assert {one["index"] for one in together["worst"]} == {one["index"] for one in alone["worst"]}
+    assert close([one["loss"] for one in together["worst"]], [one["loss"] for one in alone["worst"]])
     refused = command(launcher, 2, tmp_path, "-o", "no/folder.onnx")
     assert refused.returncode == {"mpiexec": 2, "torchrun": 1}[launcher]
     told = [line for line in refused.stderr.splitlines() if line.startswith("onnxgrad: ")]

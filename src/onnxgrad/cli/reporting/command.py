@@ -1,0 +1,38 @@
+"""onnxgrad report: the page of a run, from its log alone."""
+
+from pathlib import Path
+
+import click
+
+from onnxgrad.cli.group import command
+
+
+@command
+@click.argument("log", type=click.Path(path_type=Path), metavar="RUN.jsonl")
+@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE.html",
+              help="The page; by default beside the log.")  # fmt: skip
+def report(log: Path, output: Path | None) -> None:
+    """Write the log of a run as a page to look at in a browser, complete in one file.
+
+    The log may be of a run that is still at work, was stopped, or has ended. Norms by layer and the examples gone wrong
+    are in logs of `onnxgrad train --report`.
+
+    \b
+    onnxgrad report trained.jsonl
+    onnxgrad report trained.jsonl -o run.html
+    """
+    from onnxgrad.cli.reporting.contents import expect_report
+    from onnxgrad.cli.reporting.page import write_report
+    from onnxgrad.cli.run_log import RunLog, read_log
+    from onnxgrad.graph.files import expect_place
+
+    output = output if output is not None else log.with_suffix(".html")
+    if not log.is_file():
+        raise FileNotFoundError(f"report: {str(log)!r} does not exist, expected the log of a run")
+    expect_report(output)
+    expect_place(output)
+    events = read_log(log)
+    if not events:
+        raise ValueError(f"report: {str(log)!r} is empty, expected the log of a run")
+    write_report(output, RunLog(None, events))
+    click.echo(f"{output}")
