@@ -30,6 +30,7 @@ SOURCES = """Data as people have it, as [data.md](data.md) shows; `Batches` take
 or folder."""
 METRICS = "Numbers for validation data besides the loss; any function of outputs and batch is one."
 GRADIENTS = "Take a model and return the model with its gradient, or with products of its Hessian."
+PARTS = "Take models and return models: with a new last layer, a part of one, or two made one."
 RUNTIME = "These make our operators known to stock onnxruntime, onnx and models, and set the number of threads."
 CALLS = "Every operator is called in the same ways; [operators.md](operators.md) says what each of them computes."
 TORCH = "ONNX operators for PyTorch, differentiable by torch.autograd; `import onnxgrad.torch`."
@@ -101,6 +102,8 @@ def api_page() -> str:
     names = ("read", "Source", "Arrays", "balanced_weights")
     sources = [entry(getattr(onnxgrad.sources, name), f"onnxgrad.sources.{name}") for name in names]
     parts += ["## onnxgrad.sources", SOURCES, *sources]
+    parts += ["## Heads and parts", PARTS]
+    parts += [entry(getattr(onnxgrad, name), f"onnxgrad.{name}") for name in ("replace_head", "cut", "join")]
     parts += ["## Gradients", GRADIENTS]
     parts += [entry(getattr(onnxgrad, name), f"onnxgrad.{name}") for name in ("gradient", "hvp", "check_gradient")]
     parts += [of_result(name) for name in ("GradientCheck", "Compared")]

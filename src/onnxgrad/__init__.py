@@ -21,6 +21,9 @@ if _TYPE_CHECKING:
     from onnxgrad import sources
     from onnxgrad.autodiff.check import check_gradient
     from onnxgrad.autodiff.differentiate import gradient, hvp
+    from onnxgrad.edit.cut import cut
+    from onnxgrad.edit.join import join
+    from onnxgrad.edit.replace_head import replace_head
     from onnxgrad.passes.session import session
     from onnxgrad.rules import vjp
     from onnxgrad.train import callbacks, losses, metrics, optim, schedules
@@ -38,6 +41,7 @@ __all__ = [
     "broadcast_gradient_args",
     "callbacks",
     "check_gradient",
+    "cut",
     "export_step",
     "gather_elements_grad",
     "gather_grad",
@@ -46,6 +50,7 @@ __all__ = [
     "gru_grad",
     "gru_training",
     "hvp",
+    "join",
     "losses",
     "lstm_grad",
     "lstm_training",
@@ -53,6 +58,7 @@ __all__ = [
     "optim",
     "reference_ops",
     "register",
+    "replace_head",
     "rnn_grad",
     "schedules",
     "session",
@@ -67,12 +73,15 @@ _LATER = {
     "Trainer": "onnxgrad.train.trainer",
     "callbacks": "onnxgrad.train",
     "check_gradient": "onnxgrad.autodiff.check",
+    "cut": "onnxgrad.edit.cut",
     "export_step": "onnxgrad.train.step_file",
     "gradient": "onnxgrad.autodiff.differentiate",
     "hvp": "onnxgrad.autodiff.differentiate",
+    "join": "onnxgrad.edit.join",
     "losses": "onnxgrad.train",
     "metrics": "onnxgrad.train",
     "optim": "onnxgrad.train",
+    "replace_head": "onnxgrad.edit.replace_head",
     "schedules": "onnxgrad.train",
     "session": "onnxgrad.passes.session",
     "sources": "onnxgrad",

@@ -10,6 +10,7 @@ from onnxgrad.autodiff.engine import NoRuleError, influences, write_gradient
 from onnxgrad.graph.builder import Builder
 from onnxgrad.graph.files import load
 from onnxgrad.graph.gradients import gradient_value, whole_gradient
+from onnxgrad.graph.head import without_word
 from onnxgrad.graph.suggest import listed, suggestion
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.passes.draft import Draft
@@ -176,7 +177,7 @@ def sources(
             )
         return found
     chosen: dict[str, ir.Value] = {}
-    for pattern in [wrt] if isinstance(wrt, str) else wrt:
+    for pattern in without_word(draft.model, wrt, named):
         exact = pattern in named
         matches = [pattern] if exact else [n for n in named if fnmatch.fnmatchcase(n, pattern) and _is_float(named[n])]
         if not matches:

@@ -39,6 +39,8 @@ def main() -> None:
                                                 writes a training step that any onnxruntime runs
     onnxgrad inspect model.onnx                 shows what of it would be trained
     onnxgrad report trained.jsonl               shows a run in a browser
+    onnxgrad cut model.onnx --output features -o part.onnx
+                                                takes a part of a model
     onnxgrad grad model.onnx -o gradient.onnx   adds the gradient to a model
     onnxgrad check model.onnx                   compares it with difference quotients
     onnxgrad ops --rules                        lists the operators that have one

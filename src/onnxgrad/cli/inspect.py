@@ -55,9 +55,17 @@ def inspect(model: Path, all_rows: bool) -> None:
         console.print(f"and {len(weights) - len(shown)} more: --all shows them")
     trained = [tensor.size for _, role, tensor in weights if role.is_parameter]
     lines = [f"trained by default: {sum(trained):,} numbers in {len(trained)} initializers"]
-    lines += [*_about_batches(draft), *_about_modes(graph), *_about_rules(graph), *draft.remarks]
+    lines += [*_about_head(draft), *_about_batches(draft), *_about_modes(graph), *_about_rules(graph), *draft.remarks]
     for line in lines:
         console.print(line, markup=False)
+
+
+def _about_head(draft: "Draft") -> list[str]:
+    """What replace_head() made, which has a word of its own."""
+    from onnxgrad.graph.head import head_of
+
+    names = head_of(draft.model)
+    return [f"head: {', '.join(names)}; `--trainable head` trains it alone"] if names else []
 
 
 def _about_batches(draft: "Draft") -> list[str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import onnx_ir as ir
 
 from onnxgrad.cli import specs
 from onnxgrad.cli.data import balanced, expect_classes, expect_columns, read_both, validation_of
@@ -15,7 +16,9 @@ from onnxgrad.cli.overwriting import expect_other_files
 from onnxgrad.cli.plot import expect_plottable
 from onnxgrad.cli.reporting.contents import expect_report
 from onnxgrad.cli.training import Options
+from onnxgrad.edit.replace_head import replace_head
 from onnxgrad.graph.files import expect_place, load
+from onnxgrad.graph.head import head_of
 from onnxgrad.graph.suggest import suggestion
 from onnxgrad.passes.find_logits import activation_of
 from onnxgrad.sources.fields import fields_of
@@ -114,10 +117,12 @@ def prepare(options: Options, processes: Processes | None = None) -> Prepared:
     """Reads and checks everything, and makes the trainer."""
     loaded = load(options.model, "train")
     expect_other_files(options.model, loaded, options.output, options.overwrite)
+    loss = _loss(options, loaded)
+    if options.new_head is not None:
+        loaded = _with_new_head(options, loaded, loss)
     graph = loaded.graph
     outputs = [str(v.name) for v in graph.outputs]
     values = {str(v.name): v for node in graph for v in node.outputs}
-    loss = specs.loss(options.loss, outputs, values)
     targets = [] if isinstance(loss, str) else [part.target for part in loss.parts]
     wanted = fields_of(loaded, loss, "train")
     needed = [field.name for field in wanted]
@@ -133,6 +138,7 @@ def prepare(options: Options, processes: Processes | None = None) -> Prepared:
     metrics = specs.metrics_by_name(options.metric, loss, outputs, needed, of_sigmoid)
     _expect_comparable(options, metrics)
     source, held_out, remarks = read_both(options, wanted, targets)
+    remarks += [] if options.new_head is None else [_about_head(loaded)]
     shapes = {str(v.name): list(v.shape or ()) for v in graph.outputs}
     for option, examples in (("--data", source), ("--val", held_out)):
         if examples is not None:
@@ -158,7 +164,7 @@ def prepare(options: Options, processes: Processes | None = None) -> Prepared:
     if is_first and options.resume is not None and not options.resume.is_file():
         raise FileNotFoundError(f"--resume: {str(options.resume)!r} does not exist, expected a checkpoint")
     trainer = Trainer(
-        options.model, loss, optimizer, options.trainable or None,
+        options.model if options.new_head is None else loaded, loss, optimizer, options.trainable or None,
         freeze=options.freeze, freeze_statistics=options.freeze_statistics, device=options.device,
         precision=options.precision, schedule=schedule, clip_norm=options.clip_norm, clip_value=options.clip_value,
         accumulate=options.accumulate, seed=options.seed, recompute=options.recompute, ema=options.ema,
@@ -188,6 +194,25 @@ def _expect_comparable(options: Options, metrics: Mapping[str, Metric]) -> None:
         raise ValueError(f"--monitor: {name!r} is not measured{suggestion(name, ['loss', *metrics])}")
     if name != "loss" and metrics[name].higher_is_better is None:
         raise ValueError(f"--monitor: {name!r} is a {type(metrics[name]).__name__}, not a number that can be best")
+
+
+def _loss(options: Options, loaded: ir.Model) -> Total | str:
+    outputs = [str(v.name) for v in loaded.graph.outputs]
+    return specs.loss(options.loss, outputs, [str(v.name) for node in loaded.graph for v in node.outputs])
+
+
+def _with_new_head(options: Options, loaded: ir.Model, loss: Total | str) -> ir.Model:
+    """The model with a head for other classes, the same for the same seed: a checkpoint of a run fits the next one."""
+    outputs = [str(v.name) for v in loaded.graph.outputs]
+    predicted = [] if isinstance(loss, str) else [part.prediction for part in loss.parts if part.prediction in outputs]
+    output = predicted[0] if len(set(predicted)) == 1 else None
+    found: ir.Model = replace_head(loaded, options.new_head, output=output, seed=options.seed)
+    return found
+
+
+def _about_head(model: ir.Model) -> str:
+    shapes = {name: list(model.graph.initializers[name].shape or ()) for name in head_of(model)}
+    return f"new head: {', '.join(f'{name} {shape}' for name, shape in shapes.items())}"
 
 
 def _try_out(option: str, trainer: Trainer, source: Source, size: int, metrics: Mapping[str, Metric]) -> None:

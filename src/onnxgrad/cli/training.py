@@ -71,6 +71,9 @@ class Options:
         "KINDS, measured on --val: 'accuracy:logits:top=5'. Repeatable.", "KIND[:OUTPUT]", cls=KindsOption)]
     class_weights: Annotated[str | None, option(
         "Weigh the classes of the loss so that all count the same.", "[balanced]", type=click.Choice(["balanced"]))]
+    new_head: Annotated[int | None, option(
+        "A new last layer for so many classes in place of the one before the output that --loss is of; '--trainable "
+        "head' trains it alone.", "CLASSES", type=AT_LEAST_1)]
     epochs: Annotated[int, option("How often to go through the examples.", type=AT_LEAST_1, default=1)]
     batch_size: Annotated[int, option("Examples in a batch.", type=AT_LEAST_1, default=32)]
     drop_last: Annotated[bool, option("Leave out a last batch that is smaller than the others.")]
@@ -94,7 +97,8 @@ class Options:
     find_lr: Annotated[bool, option(
         "Try learning rates instead of training: shows the loss at each of them, and suggests one.")]
     trainable: Annotated[Sequence[str], option(
-        "What to train; by default all parameters, as `onnxgrad inspect` shows them. Repeatable.", "PATTERN")]
+        "What to train; by default all parameters, as `onnxgrad inspect` shows them; 'head' is a new head. Repeatable.",
+        "PATTERN")]
     freeze: Annotated[Sequence[str], option("Parameters and statistics to leave as they are. Repeatable.", "PATTERN")]
     freeze_statistics: Annotated[bool, option(
         "BatchNormalization whose weights are not trained keeps its statistics and normalizes with them.")]
@@ -104,7 +108,8 @@ class Options:
     ema: Annotated[float | None, option(
         "Keep a moving average of the parameters (0.999): validation and the written model use it.", "DECAY",
         type=click.FloatRange(0, 1, min_open=True, max_open=True))]
-    seed: Annotated[int, option("Of the examples' order, of --val and of Dropout.", type=AT_LEAST_0, default=0)]
+    seed: Annotated[int, option(
+        "Of the examples' order, of --val, of Dropout and of a new head.", type=AT_LEAST_0, default=0)]
     device: Annotated[str, option("Where to compute.", "[cpu|cuda]", type=click.Choice(["cpu", "cuda"]), default="cpu")]
     precision: Annotated[str, option(
         "Of products and, on a GPU, convolutions; fp16 is for GPUs.", "[float32|bf16|fp16]",
@@ -175,6 +180,7 @@ def train(**options: Any) -> None:
     onnxgrad train model.onnx --data train.parquet --val 0.1 --metric accuracy --config run.toml -o trained.onnx
     onnxgrad train model.onnx --data iris.csv --val 0.2 --stratify --loss cross-entropy:probabilities -o trained.onnx
     onnxgrad train model.onnx --data photos --augment flip,crop --workers 2 --loss cross-entropy:logits -o trained.onnx
+    onnxgrad train model.onnx --data pets.npz --loss cross-entropy:logits --new-head 2 --trainable head -o pets.onnx
     onnxgrad train model.onnx --data more.npz --loss mse:y --freeze 'encoder.*' --schedule cosine -o tuned.onnx
     mpiexec -n 4 onnxgrad train model.onnx --data train.npz --loss mse:y -o trained.onnx
     torchrun --nproc-per-node 8 -m onnxgrad train model.onnx --data train.npz --loss mse:y --device cuda -o trained.onnx

@@ -127,6 +127,25 @@ def expect_weights(model: ir.Model, caller: str) -> None:
             )
 
 
+def given_back(model: ir.Model, given: Any, caller: str) -> Any:
+    """A model that was made from one that a user gave: an onnx_ir.Model for such a one, else an onnx.ModelProto.
+
+    If that was a path, weights in files come into the proto, which does not say in which folder they are.
+    """
+    if isinstance(given, ir.Model):
+        return model
+    if isinstance(given, (str, os.PathLike)) and weight_files(model):
+        expect_weights(model, caller)
+        size = sum(t.nbytes for t in _tensors(model))
+        if size > LARGEST:
+            raise ValueError(
+                f"{caller}: the result has {size / 2**30:.1f} GB of weights, more than an onnx.ModelProto holds: give "
+                f"{caller} an onnx_ir.Model, of onnx_ir.load(path), whose weights stay in their files"
+            )
+        ir.external_data.load_to_model(model)
+    return maps.to_proto(model)
+
+
 def save(model: ir.Model, path: Path, source: Path | None) -> list[Path]:
     """Writes a model made from the one in `source`; returns the files that hold it, its own first.
 

@@ -28,13 +28,24 @@ def from_proto(proto: onnx.ModelProto) -> ir.Model:
 def save(model: ir.Model, path: Path, external_data: str | None = None) -> None:
     """ir.save, with the types of maps."""
     ir.save(model, path, external_data=external_data)
-    types = {v.name: v.meta[MAP_TYPE] for v in model.graph.outputs if MAP_TYPE in v.meta}
-    if types:
+    if any(MAP_TYPE in v.meta for v in model.graph.outputs):
         proto = onnx.load(path, load_external_data=False)
-        for output in proto.graph.output:
-            if output.name in types:
-                output.type.CopyFrom(types[output.name])
+        _give_types(model, proto)
         onnx.save(proto, path)
+
+
+def to_proto(model: ir.Model) -> onnx.ModelProto:
+    """ir.to_proto, with the types of maps."""
+    proto = ir.to_proto(model)
+    _give_types(model, proto)
+    return proto
+
+
+def _give_types(model: ir.Model, proto: onnx.ModelProto) -> None:
+    types = {v.name: v.meta[MAP_TYPE] for v in model.graph.outputs if MAP_TYPE in v.meta}
+    for output in proto.graph.output:
+        if output.name in types:
+            output.type.CopyFrom(types[output.name])
 
 
 def _maps(graph: onnx.GraphProto) -> list[Any]:

@@ -98,3 +98,13 @@ def is_folded_norm(node: ir.Node) -> bool:
 def mark(value: ir.Value, kind: str) -> None:
     """Says what an initializer is, as the exporter does."""
     value.metadata_props[_KIND] = kind
+
+
+def forget_call(node: ir.Node) -> None:
+    """Of a node whose weights are no longer those that the call was given."""
+    node.metadata_props.pop(_CALL, None)
+
+
+def forget_signature(graph: ir.Graph) -> None:
+    """Of a graph that is no longer that of one module."""
+    graph.metadata_props.pop(_SIGNATURE, None)

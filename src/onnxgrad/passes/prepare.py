@@ -67,11 +67,16 @@ def remove_initializers_from_inputs(draft: Draft) -> None:
 
 def convert_opset(draft: Draft) -> None:
     """Converts a model of an older opset."""
-    opset = draft.graph.opset_imports.setdefault("", OLDEST_OPSET)
-    if opset >= OLDEST_OPSET:
+    convert_to(draft, OLDEST_OPSET, f"rules are written for {OLDEST_OPSET} and newer")
+
+
+def convert_to(draft: Draft, wanted: int, reason: str) -> None:
+    """Converts a model to an opset, if its own is older; the reason is for a sentence if that cannot be."""
+    opset = draft.graph.opset_imports.setdefault("", wanted)
+    if opset >= wanted:
         return
     if not any(is_standard(node.domain) for node in draft.graph.all_nodes()):
-        draft.graph.opset_imports[""] = OLDEST_OPSET
+        draft.graph.opset_imports[""] = wanted
         return
     in_training = _without_saved_statistics(draft.graph) if opset < NORM_WITH_MODE else set()
     if opset == BATCHED_SCAN:
@@ -81,13 +86,14 @@ def convert_opset(draft: Draft) -> None:
         proto = ir.to_proto(draft.model)
     proto.ir_version = max(proto.ir_version, OLDEST_IR)
     try:
-        converted = version_converter.convert_version(proto, OLDEST_OPSET)
+        converted = version_converter.convert_version(proto, wanted)
     except Exception as error:  # of any type, from C++
         raise ValueError(
-            f"{draft.caller}: the model imports opset {opset}, rules are written for {OLDEST_OPSET} and newer, and "
-            f"onnx cannot convert it: {one_line(error)}"
+            f"{draft.caller}: the model imports opset {opset}, {reason}, and onnx cannot convert it: {one_line(error)}"
         ) from None
+    metadata = draft.model.metadata_props
     draft.model = ir.from_proto(converted)
+    draft.model.metadata_props.update(metadata)
     weights.put_back(draft.graph)
     _show_additions(draft.graph)
     for node in draft.graph:

@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from onnxgrad.autodiff.differentiate import add_gradient, sources, weights_to_inputs
 from onnxgrad.graph.builder import Builder, op
+from onnxgrad.graph.head import without_word
 from onnxgrad.graph.suggest import suggestion
 from onnxgrad.passes.append_loss import append_loss, prediction_of
 from onnxgrad.passes.batch_slice import PLACE, WEIGHTS
@@ -291,7 +292,8 @@ def _names(names: str | Sequence[str] | None) -> Sequence[str] | None:
 
 def _matching(step: _Step, pattern: str) -> list[str]:
     """Floating-point initializers that a pattern of `freeze` stands for."""
-    found = [pattern] if pattern in step.roles else [n for n in step.roles if fnmatch.fnmatchcase(n, pattern)]
+    names = without_word(step.model, pattern, step.roles)
+    found = [n for n in step.roles if n in names or (pattern not in step.roles and fnmatch.fnmatchcase(n, pattern))]
     if not found:
         raise ValueError(
             f"{step.caller}: freeze names {pattern!r}, which is not a parameter of the model"

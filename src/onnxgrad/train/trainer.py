@@ -5,7 +5,7 @@ import copy
 import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from onnxgrad.cpu.core.memory import give_back
 from onnxgrad.graph.files import expect_weights, load, save
+from onnxgrad.graph.head import without_word
 from onnxgrad.ops.dropout import batch_seed
 from onnxgrad.passes.batch_slice import PLACE, WEIGHTS
 from onnxgrad.passes.draft import Draft, without_garbage_collection
@@ -49,11 +50,12 @@ class Trainer:
 
     `model` is a path, an onnx.ModelProto or an onnx_ir.Model, which is not changed. `loss` is one of onnxgrad.losses or
     a sum of such, or the name of a value that is the loss. `trainable` names what to train, patterns allowed; by
-    default all parameters, as `onnxgrad inspect` shows them. `freeze` names some to leave as they are. Each
-    BatchNormalization whose statistics match `freeze` normalizes with them instead of measuring the batch, and so does,
-    with `freeze_statistics`, one whose weights are not trained. `device` is "cpu" or "cuda", where everything stays on
-    the GPU. A schedule multiplies the learning rate. `clip_norm` bounds the norm of the whole gradient, `clip_value`
-    each of its numbers; `accumulate` micro-batches are averaged for one update. `seed` decides what Dropout drops.
+    default all parameters, as `onnxgrad inspect` shows them; "head" stands for what replace_head() made. `freeze` names
+    some to leave as they are. Each BatchNormalization whose statistics match `freeze` normalizes with them instead of
+    measuring the batch, and so does, with `freeze_statistics`, one whose weights are not trained. `device` is "cpu" or
+    "cuda", where everything stays on the GPU. A schedule multiplies the learning rate. `clip_norm` bounds the norm of
+    the whole gradient, `clip_value` each of its numbers; `accumulate` micro-batches are averaged for one update. `seed`
+    decides what Dropout drops.
 
     With the `precision` "bf16" products are computed in bfloat16, which is faster on GPUs and on processors that have
     AVX512-BF16; on a GPU, convolutions too. "fp16" is for GPUs: where gradients are too large for float16, an update is
@@ -143,6 +145,7 @@ class Trainer:
         group = ranks.group if isinstance(ranks, Ranks) else None
         with without_garbage_collection():
             prepared = prepare(self._load(), "Trainer")
+            self.optimizer = _for_head(optimizer, prepared)
             self._fixed = fixed_batch(prepared.graph)  # the only size of batches that the sessions take, if any
             self._may_be_freed = self._fixed is not None
             self._freed_from: int | None = None  # the size of batches that the file has
@@ -786,6 +789,13 @@ class Trainer:
             model.graph.initializers[name].const_value = ir.Tensor(values, dtype=kind, name=name)
         to_inference_mode(model)
         return save(model, path, None if apart else path)
+
+
+def _for_head(optimizer: Optimizer, prepared: Draft) -> Optimizer:
+    """The optimizer, whose groups name the parameters of a new head instead of calling them `head`."""
+    known = prepared.graph.initializers
+    groups = {n: s for pattern, s in optimizer.groups.items() for n in without_word(prepared.model, pattern, known)}
+    return optimizer if groups.keys() == optimizer.groups.keys() else replace(optimizer, groups=groups)
 
 
 def _are_names(given: Any) -> bool:

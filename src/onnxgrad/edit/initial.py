@@ -1,0 +1,26 @@
+"""What new weights are at the beginning: as those of torch's Linear and Conv layers."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import onnx_ir as ir
+
+from onnxgrad.tensor_types import Array
+
+
+def uniform(rng: Any, shape: Sequence[int], inputs: int, dtype: ir.DataType) -> Array:
+    """Evenly between -1/√n and 1/√n, where a result is a sum of n products."""
+    bound = 1 / math.sqrt(max(inputs, 1))
+    numbers: Array = rng.uniform(-bound, bound, shape).astype(dtype.numpy())
+    return numbers
+
+
+def new_parameter(graph: ir.Graph, name: str, numbers: Array, dtype: ir.DataType) -> ir.Value:
+    """An initializer; its name gets a number if there is something of that name."""
+    taken = {v.name for v in (*graph.inputs, *graph.initializers.values(), *(v for n in graph for v in n.outputs))}
+    free = next(n for n in (name, *(f"{name}_{k}" for k in range(1, len(taken) + 2))) if n not in taken)
+    tensor = ir.Tensor(numbers, dtype=dtype, name=free)
+    value = ir.Value(name=free, type=ir.TensorType(dtype), shape=ir.Shape(numbers.shape), const_value=tensor)
+    graph.register_initializer(value)
+    return value
