@@ -1,0 +1,99 @@
+"""Signature: what a model takes, and the tensors of a call by the names of its inputs, or one sentence about them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import onnx_ir as ir
+import torch
+
+from onnxgrad.graph.suggest import listed, suggestion
+from onnxgrad.graph.tensor import Dim, dims_of
+from onnxgrad.torch.session import CALLER, DTYPES
+
+
+class _Input(NamedTuple):
+    dtype: torch.dtype
+    dims: tuple[Dim, ...] | None
+
+
+class Signature:
+    """The inputs of a model: names, types and dimensions."""
+
+    def __init__(self, values: Sequence[ir.Value], caller: str) -> None:
+        self._caller = caller
+        self._inputs = {str(v.name): _Input(_dtype(v, caller), dims_of(v)) for v in values}
+        self.names = list(self._inputs)
+
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """The tensors of a call."""
+        if len(args) > len(self.names):
+            raise TypeError(f"{self._caller}: {len(args)} inputs are given, expected {len(self.names)}: {self}")
+        given: dict[str, Any] = dict(zip(self.names, args, strict=False))
+        for name, tensor in kwargs.items():
+            if name not in self._inputs:
+                raise TypeError(f"{self._caller}: the model has no input {name!r}{suggestion(name, self.names)}")
+            if name in given:
+                raise TypeError(f"{self._caller}: the input {name!r} is given twice, by place and by name")
+            given[name] = tensor
+        missing = [name for name in self.names if name not in given]
+        if missing:
+            raise TypeError(f"{self._caller}: the input {missing[0]!r} is not given, expected {self}")
+        sizes: dict[str, tuple[int, str]] = {}
+        return {name: self._checked(name, given[name], sizes) for name in self.names}
+
+    def __str__(self) -> str:
+        return listed(self.names)
+
+    def _checked(self, name: str, tensor: Any, sizes: dict[str, tuple[int, str]]) -> torch.Tensor:
+        expected = self._inputs[name]
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{self._caller}: the input {name!r} is a {type(tensor).__name__}, expected a torch.Tensor")
+        if tensor.dtype != expected.dtype:
+            if not (tensor.is_floating_point() and torch.is_autocast_enabled(tensor.device.type)):
+                raise TypeError(
+                    f"{self._caller}: the input {name!r} holds {_name(tensor.dtype)}, expected {_name(expected.dtype)}"
+                )
+            tensor = tensor.to(expected.dtype)  # layers before it may give a half type there
+        if expected.dims is not None:
+            self._check_shape(name, tensor.shape, expected.dims, sizes)
+        return tensor
+
+    def _check_shape(
+        self, name: str, shape: Sequence[int], dims: tuple[Dim, ...], sizes: dict[str, tuple[int, str]]
+    ) -> None:
+        what = f"{self._caller}: the input {name!r} has shape {list(shape)}"
+        if len(shape) != len(dims):
+            raise ValueError(f"{what}, expected {len(dims)} dimensions")
+        for size, dim in zip(shape, dims, strict=True):
+            if isinstance(dim, int) and size != dim:
+                raise ValueError(f"{what}, expected {[d if isinstance(d, int) else 'any' for d in dims]}")
+            if isinstance(dim, str):
+                known, source = sizes.setdefault(dim, (size, name))
+                if size != known:
+                    raise ValueError(f"{what}, but {dim} is {known} in {source!r}")
+
+
+def _dtype(value: ir.Value, caller: str) -> torch.dtype:
+    if isinstance(value.type, ir.TensorType) and value.dtype in DTYPES:
+        return DTYPES[value.dtype]
+    kind = value.dtype.name.lower() if isinstance(value.type, ir.TensorType) and value.dtype else "no tensor"
+    raise TypeError(
+        f"{caller}: the model's input {value.name!r} holds {kind}, which torch has no tensors of: give the model "
+        "numbers, and encode them before it"
+    )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def common_device(tensors: Mapping[str, torch.Tensor], caller: str = CALLER) -> torch.device:
+    """Where all tensors are."""
+    first, device = next(((name, t.device) for name, t in tensors.items()), ("", torch.device("cpu")))
+    for name, tensor in tensors.items():
+        if tensor.device != device:
+            raise ValueError(
+                f"{caller}: {name!r} is on {tensor.device}, but {first!r} is on {device}: move the input, or the module "
+                "by .to()"
+            )
+    return device

@@ -1,0 +1,4 @@
+"""wrap(): to come."""
+
+
+def wrap(m): ...
