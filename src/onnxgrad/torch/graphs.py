@@ -94,9 +94,9 @@ class _Mode:
 
 
 def _give_outputs_nodes(graph: ir.Graph) -> None:
-    """Has a node compute each output, also those that are inputs or weights."""
+    """Has a node compute each output, also those that are inputs, weights or another output."""
     for k, value in enumerate(graph.outputs):
-        if value.producer() is None:
+        if value.producer() is None or value in graph.outputs[:k]:
             node = ir.Node("", "Identity", [value], num_outputs=1, name=f"{value.name}_given_{k}")
             node.outputs[0].name, node.outputs[0].type, node.outputs[0].shape = node.name, value.type, value.shape
             graph.append(node)

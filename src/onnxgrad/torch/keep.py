@@ -35,8 +35,11 @@ def cut(model: ir.Model, results: Collection[str], seeds: Collection[str]) -> Cu
     kept = _Keeping(model.graph, results, seeds).kept()
     forward, backward = model.clone(), model.clone()
     keep_outputs(forward.graph, [*results, *(name for name in kept if name not in results)])
+    gradients = [v for v in backward.graph.outputs if v.name not in results]
+    backward.graph.outputs.clear()
+    backward.graph.outputs.extend(gradients)
     _make_inputs(backward.graph, kept)
-    keep_outputs(backward.graph, [str(v.name) for v in model.graph.outputs if v.name not in results])
+    keep_outputs(backward.graph, [str(v.name) for v in gradients])
     return Cut(forward, backward, kept)
 
 

@@ -116,7 +116,7 @@ class Module(torch.nn.Module):
         """The module that a name belongs to, which may be new; None if the name is not free."""
         *parts, last = path.split(".")
         module: torch.nn.Module = self
-        missing = []
+        missing: list[str] = []
         for part in parts:
             below = None if missing else module._modules.get(part)
             if below is not None:

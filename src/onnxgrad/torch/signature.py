@@ -41,6 +41,16 @@ class Signature:
         sizes: dict[str, tuple[int, str]] = {}
         return {name: self._checked(name, given[name], sizes) for name in self.names}
 
+    def takes(self, shapes: Sequence[tuple[int, ...]]) -> bool:
+        """Whether tensors of these shapes fit."""
+        sizes: dict[str, tuple[int, str]] = {}
+        try:
+            for (name, expected), shape in zip(self._inputs.items(), shapes, strict=True):
+                self._check_shape(name, shape, expected.dims or shape, sizes)
+        except ValueError:
+            return False
+        return True
+
     def __str__(self) -> str:
         return listed(self.names)
 
