@@ -4,6 +4,7 @@ import threading
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import torch
@@ -26,7 +27,7 @@ class Graphs:
     """A prepared model, and the names of the weights that calls give; it does not change, so that copies share it."""
 
     def __init__(self, prepared: Draft, weights: Collection[str]) -> None:
-        self._prepared, self._weights = prepared, list(weights)
+        self._prepared, self._weights = prepared, set(weights)
         self.outputs = [str(v.name) for v in prepared.graph.outputs]
         forget_numbers(prepared.graph, self._weights)
         self._modes: dict[tuple[bool, frozenset[str]], _Mode] = {}
@@ -63,7 +64,7 @@ class Graphs:
 
     def __reduce__(self) -> Any:
         draft = self._prepared
-        return _read, (ir.to_proto(draft.model).SerializeToString(), draft.caller, self._weights)
+        return _read, (ir.to_proto(draft.model).SerializeToString(), draft.caller, sorted(self._weights))
 
 
 def _read(model: bytes, caller: str, weights: list[str]) -> Graphs:
@@ -104,10 +105,14 @@ def _give_outputs_nodes(graph: ir.Graph) -> None:
 
 
 def forget_numbers(graph: ir.Graph, names: Collection[str]) -> None:
-    """Frees the memory of weights that are torch's: a name of a file that is not there takes the place of each."""
-    for name in names:
-        value = graph.initializers.get(name)
-        if value is not None and value.const_value is not None:
-            tensor = value.const_value
+    """Frees the memory of weights that are torch's: a name of a file that is not there takes the place of each.
+
+    Others that are in files are read, so that the model can go anywhere.
+    """
+    for name, value in graph.initializers.items():
+        tensor = value.const_value
+        if isinstance(tensor, ir.ExternalTensor) and name not in names:
+            value.const_value = ir.Tensor(np.array(tensor.numpy()), dtype=tensor.dtype, name=name)
+        elif tensor is not None and name in names:
             shape = ir.Shape(tensor.shape.numpy())
             value.const_value = ir.ExternalTensor("elsewhere", 0, tensor.nbytes, tensor.dtype, shape=shape, name=name)

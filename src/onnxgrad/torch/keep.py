@@ -106,6 +106,9 @@ class _Keeping:
 
 
 def _bytes(value: ir.Value) -> float:
+    node = value.producer()
+    if node is not None and node.op_type in VIEWS and node.inputs[0] is not None:
+        return _bytes(node.inputs[0])  # though it may be of unknown shape
     if not isinstance(value.type, ir.TensorType) or value.dtype in (None, ir.DataType.STRING):
         return math.inf  # no tensor that could be kept
     assert value.dtype is not None

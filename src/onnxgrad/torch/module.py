@@ -1,6 +1,7 @@
 """Module: an ONNX model as a torch.nn.Module."""
 
 import fnmatch
+import functools
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ import onnx
 import onnx_ir as ir
 import torch
 
+from onnxgrad.autodiff.engine import influences
 from onnxgrad.graph.files import expect_weights, load, save
 from onnxgrad.graph.suggest import suggestion
 from onnxgrad.passes.draft import Draft, without_garbage_collection
@@ -19,8 +21,8 @@ from onnxgrad.passes.free_batch import fixed_batch
 from onnxgrad.passes.prepare import RESTORE, prepare
 from onnxgrad.passes.train_mode import to_inference_mode
 from onnxgrad.torch.graphs import Graphs, forget_numbers
-from onnxgrad.torch.session import KINDS
-from onnxgrad.torch.signature import Signature, common_device
+from onnxgrad.torch.session import DTYPES, KINDS
+from onnxgrad.torch.signature import Signature, common_device, dtype_name
 from onnxgrad.train.batch_dimension import with_free_batch
 from onnxgrad.train.devices import as_tensor
 
@@ -59,12 +61,15 @@ class Module(torch.nn.Module):
         self._outputs = [str(v.name) for v in prepared.graph.outputs]
         found = _floating(prepared.graph)
         chosen, frozen = _matching(found, trainable, "trainable"), _matching(found, freeze, "freeze")
+        reached = {v.name for v in influences(list(prepared.graph), set(prepared.graph.outputs))}
+        for name in sorted(chosen - reached):
+            raise ValueError(f"{CALLER}: trainable names {name!r}, but no output has a gradient for it")
         self._paths: dict[str, str] = {}
         for name, tensor in found.items():
             role = prepared.roles.get(name)
             if role is not None and role.kind == "statistic":
                 self._place(name, torch.nn.Buffer(_as_torch(tensor)))
-            elif name in chosen or (role is not None and role.is_parameter):
+            elif name in chosen or (role is not None and role.is_parameter and name in reached):
                 is_trained = (trainable is None or name in chosen) and name not in frozen
                 self._place(name, torch.nn.Parameter(_as_torch(tensor), is_trained))
         self._frozen = frozen
@@ -82,10 +87,10 @@ class Module(torch.nn.Module):
             for name, following in statistics.items():
                 tensors[name].copy_(following)
         outputs = [tensor.to(device) for tensor in outputs]
-        return outputs[0] if len(outputs) == 1 else _named(self._outputs)(*outputs)
+        return outputs[0] if len(outputs) == 1 else _named(tuple(self._outputs))(*outputs)
 
     def export(self, path: str | Path) -> list[Path]:
-        """Writes the model, in inference mode, with the weights as they are now; returns the files that were written."""
+        """Writes the model, in inference mode, with the weights as they are; returns the files that were written."""
         arrays = {name: _as_array(tensor) for name, tensor in self._weights().items()}
         return self._model.write(Path(path), arrays)
 
@@ -134,8 +139,7 @@ class Module(torch.nn.Module):
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "Module":
         for kind in set(self._kinds.values()):
-            dtype = next(dtype for dtype, k in KINDS.items() if k == kind)
-            if (changed := fn(torch.empty(0, dtype=dtype)).dtype) != dtype:
+            if (changed := fn(torch.empty(0, dtype=DTYPES[kind])).dtype) != DTYPES[kind]:
                 raise _wrong_type(changed, kind)
         super()._apply(fn, recurse)
         return self
@@ -153,7 +157,6 @@ class _Exported:
 
     def forget(self, names: Iterable[str]) -> None:
         """Frees the memory of these weights, and reads others that are in files."""
-        self._kinds = {n: v.const_value.dtype for n, v in self._model.graph.initializers.items() if v.const_value}
         forget_numbers(self._model.graph, list(names))
 
     def write(self, path: Path, arrays: Mapping[str, Any]) -> list[Path]:
@@ -161,7 +164,7 @@ class _Exported:
         model = self.copy()
         for name in arrays.keys() - write_attributes(model.graph, dict(arrays)):
             value = model.graph.initializers[name]
-            value.const_value = ir.Tensor(arrays[name], dtype=self._kinds[name], name=name)
+            value.const_value = ir.Tensor(arrays[name], dtype=value.dtype, name=name)
         to_inference_mode(model)
         return save(model, path, path)
 
@@ -169,13 +172,11 @@ class _Exported:
         return self
 
     def __reduce__(self) -> Any:
-        return _read, (ir.to_proto(self._model).SerializeToString(), list(self._kinds))
+        return _read, (ir.to_proto(self._model).SerializeToString(),)
 
 
-def _read(model: bytes, names: list[str]) -> _Exported:
-    found = _Exported(ir.from_proto(onnx.load_from_string(model)))
-    found.forget([])
-    return found
+def _read(model: bytes) -> _Exported:
+    return _Exported(ir.from_proto(onnx.load_from_string(model)))
 
 
 def _with_free_batch(prepared: Draft) -> Draft:
@@ -189,7 +190,7 @@ def _floating(graph: ir.Graph) -> dict[str, Any]:
     """The floating-point weights of a model, by name."""
     return {
         name: value.const_value for name, value in graph.initializers.items()
-        if value.const_value is not None and value.const_value.dtype in KINDS.values() and value.const_value.dtype.is_floating_point()
+        if value.const_value is not None and (kind := value.const_value.dtype) in DTYPES and kind.is_floating_point()
     }  # fmt: skip
 
 
@@ -200,7 +201,7 @@ def _matching(found: Mapping[str, Any], patterns: str | Sequence[str] | None, ar
         names = {pattern} if pattern in found else {n for n in found if fnmatch.fnmatchcase(n, pattern)}
         if not names:
             raise ValueError(
-                f"{CALLER}: {argument} names {pattern!r}, which is not a weight of the model{suggestion(pattern, found)}"
+                f"{CALLER}: {argument} names {pattern!r}, which is no weight of the model{suggestion(pattern, found)}"
             )
         chosen |= names
     return chosen
@@ -208,7 +209,8 @@ def _matching(found: Mapping[str, Any], patterns: str | Sequence[str] | None, ar
 
 def _as_torch(tensor: Any) -> torch.Tensor:
     """A copy in torch's memory."""
-    made: torch.Tensor = as_tensor(np.array(tensor.numpy()), torch)
+    array = np.array(tensor.numpy(), tensor.dtype.numpy())
+    made: torch.Tensor = as_tensor(array.reshape(-1), torch).reshape(array.shape)
     return made
 
 
@@ -221,11 +223,11 @@ def _as_array(tensor: torch.Tensor) -> Any:
 
 def _wrong_type(dtype: torch.dtype, expected: ir.DataType) -> TypeError:
     return TypeError(
-        f"{CALLER}: a weight would be {str(dtype).removeprefix('torch.')}, but the model computes in "
-        f"{str(next(d for d, k in KINDS.items() if k == expected)).removeprefix('torch.')}: convert the .onnx file, and "
-        "keep .half(), .double() and .to(dtype) for the layers around it"
+        f"{CALLER}: a weight would be {dtype_name(dtype)}, but the model computes in {dtype_name(DTYPES[expected])}: "
+        "convert the .onnx file, and keep .half(), .double() and .to(dtype) for the layers around it"
     )
 
 
-def _named(names: Sequence[str]) -> Any:
+@functools.cache
+def _named(names: tuple[str, ...]) -> Any:
     return namedtuple("Outputs", names, rename=True)

@@ -88,7 +88,7 @@ class Plan:
         return self._forward(tensors)
 
     def backward(self, tensors: Tensors) -> dict[str, torch.Tensor]:
-        """The gradients by input, given what `read` names, what was kept, and the cotangents by the names in `seeds`."""
+        """The gradients by input, given what `read` names, what was kept, and cotangents by the names in `seeds`."""
         with self._lock:  # made when it is first needed: many a forward pass is never differentiated
             if isinstance(self._backward, ir.Model):
                 self._backward = TensorSession(self._backward, self.device)

@@ -60,9 +60,8 @@ class Signature:
             raise TypeError(f"{self._caller}: the input {name!r} is a {type(tensor).__name__}, expected a torch.Tensor")
         if tensor.dtype != expected.dtype:
             if not (tensor.is_floating_point() and torch.is_autocast_enabled(tensor.device.type)):
-                raise TypeError(
-                    f"{self._caller}: the input {name!r} holds {_name(tensor.dtype)}, expected {_name(expected.dtype)}"
-                )
+                kinds = dtype_name(tensor.dtype), dtype_name(expected.dtype)
+                raise TypeError("{}: the input {!r} holds {}, expected {}".format(self._caller, name, *kinds))
             tensor = tensor.to(expected.dtype)  # layers before it may give a half type there
         if expected.dims is not None:
             self._check_shape(name, tensor.shape, expected.dims, sizes)
@@ -93,7 +92,8 @@ def _dtype(value: ir.Value, caller: str) -> torch.dtype:
     )
 
 
-def _name(dtype: torch.dtype) -> str:
+def dtype_name(dtype: torch.dtype) -> str:
+    """float32 for torch.float32."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -103,7 +103,7 @@ def common_device(tensors: Mapping[str, torch.Tensor], caller: str = CALLER) -> 
     for name, tensor in tensors.items():
         if tensor.device != device:
             raise ValueError(
-                f"{caller}: {name!r} is on {tensor.device}, but {first!r} is on {device}: move the input, or the module "
-                "by .to()"
+                f"{caller}: {name!r} is on {tensor.device}, but {first!r} is on {device}: move the input, or the "
+                "module by .to()"
             )
     return device

@@ -10,7 +10,6 @@ import torch
 from torch.utils import _pytree as pytree
 
 from onnxgrad.graph.files import load
-from onnxgrad.graph.validity import one_line
 from onnxgrad.passes.draft import without_garbage_collection
 from onnxgrad.passes.prepare import prepare
 from onnxgrad.torch.graphs import Graphs
@@ -188,14 +187,17 @@ class _Flat(torch.nn.Module):
 def _exported(flat: _Flat, tensors: tuple[torch.Tensor, ...]) -> Any:
     """The model, with the first dimension of each input free where the exporter can have it so."""
     free = tuple({0: torch.export.Dim.AUTO} if t.ndim else None for t in tensors)
+    kind = tensors[0].device.type if tensors else "cpu"
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), torch.autocast(kind, enabled=False):
             warnings.simplefilter("ignore")  # of the exporter, about itself
             program = torch.onnx.export(
                 flat, tensors, dynamo=True, optimize=False, verbose=False, dynamic_shapes=(free,)
             )
     except ImportError as error:
-        raise ImportError(f"{CALLER}: torch.onnx.export needs onnxscript: pip install onnxgrad[torch] ({error})") from None
+        raise ImportError(
+            f"{CALLER}: torch.onnx.export needs onnxscript: pip install onnxgrad[torch] ({error})"
+        ) from None
     except Exception as error:  # of any type: the exporter runs forward()
         raise RuntimeError(
             f"{CALLER}: torch.onnx.export cannot export {type(flat.module).__name__}: {_reason(error)}"
@@ -208,7 +210,8 @@ def _reason(error: BaseException) -> str:
     """The first cause, which the exporter wraps in pages about itself."""
     while error.__cause__ is not None:
         error = error.__cause__
-    return f"{one_line(error)} ({type(error).__name__})"
+    first, _, _ = str(error).partition("\n")
+    return f"{first.rstrip('.')} ({type(error).__name__})"
 
 
 def _floating(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
