@@ -12,11 +12,10 @@ KEPT = {
     "h = Exp(x) y = Sin(h)": {"h"},
     "h = Exp(x) s = Constant <value_ints = [-1]> () v = Reshape(h, s) y = Sin(v)": {"h"},  # not the view of it
     "h = Exp(x) t = Transpose(h) y = MatMul(h, t)": {"h"},  # what is transposed anew takes no memory
-    "h = Exp(x) z = Constant <value_float = 1.0> () m = Greater(h, z) y = Where(m, h, x)": {
-        "m"
-    },  # a byte each, not four
+    # The mask follows from what is kept anyway.
+    "h = Exp(x) z = Constant <value_float = 1.0> () m = Greater(h, z) y = Where(m, h, x)": {"h"},
     "z = Constant <value_float = 1.0> () m = Greater(x, z) y = Where(m, x, z)": set(),
-    "h = Exp(x) a = ReduceSum(h) y = Div(x, a)": {"a", "h"},
+    "h = Exp(x) a = ReduceSum(h) y = Div(x, a)": {"a", "h", "y"},
 }
 
 

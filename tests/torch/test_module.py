@@ -438,8 +438,8 @@ def test_types_are_the_models(change, kind):
     module = mlp()
     with raises(
         TypeError,
-        f"Module: a weight would be {kind}, but the model computes in float32: convert the .onnx file, and keep .half(), "
-        ".double() and .to(dtype) for the layers around it",
+        f"Module: a weight would be {kind}, but the model computes in float32: convert the .onnx file, and keep "
+        ".half(), .double() and .to(dtype) for the layers around it",
     ):
         change(module)
     assert all(p.dtype == torch.float32 for p in module.parameters())

@@ -74,6 +74,7 @@ def test_training_goes_on_as_with_the_module(both):
     close(both[0](pair=others["pair"], x=x)["h"], both[1](x, pair=others["pair"])["h"])
 
 
+@pytest.mark.slow
 def test_weights_and_attributes_are_the_modules_own(both):
     module = both[1]
     wrapped = wrap(module)
@@ -93,6 +94,7 @@ def test_weights_and_attributes_are_the_modules_own(both):
         wrapped.missing  # noqa: B018
 
 
+@pytest.mark.slow
 def test_a_layer_in_inference_mode_keeps_its_statistics(both):
     x, _ = batch(6)
     for module in both:
@@ -102,6 +104,7 @@ def test_a_layer_in_inference_mode_keeps_its_statistics(both):
     assert both[0].norm.running_mean.tolist() == [0] * 5 and both[0].norm.num_batches_tracked == 0
 
 
+@pytest.mark.slow
 def test_dropout_follows_torchs_seed():
     module, x = wrap(nn.Dropout(0.3).to(DEVICE)), torch.ones(50, 20, device=DEVICE, requires_grad=True)
     torch.manual_seed(1)
@@ -134,6 +137,7 @@ class Tied(nn.Module):
         return functional.log_softmax(self.head(self.embedding(tokens)), -1)
 
 
+@pytest.mark.slow
 def test_weights_of_two_names():
     module, tokens = Tied().to(DEVICE), torch.tensor([[1, 2], [2, 6]], device=DEVICE)
     wrapped, found = wrap(module), []
