@@ -29,7 +29,8 @@ METRICS = "Numbers for validation data besides the loss; any function of outputs
 GRADIENTS = "Take a model and return the model with its gradient, or with products of its Hessian."
 RUNTIME = "These make our operators known to stock onnxruntime, onnx and models, and set the number of threads."
 CALLS = "Every operator is called in the same ways; [operators.md](operators.md) says what each of them computes."
-TORCH = "ONNX operators for PyTorch, differentiable by torch.autograd; `import onnxgrad.torch`."
+TORCH = """Models, modules and ONNX operators inside PyTorch, differentiable by torch.autograd; `import onnxgrad.torch`.
+[pytorch.md](pytorch.md) shows them."""
 ORT_TRAINING = """The names of onnxruntime-training 1.19.2;
 [from-onnxruntime-training.md](from-onnxruntime-training.md) says how to change over."""
 BLOCKS = """`onnxgrad.ort_training.onnxblock` has these blocks. Within `onnxblock.base(model)` they are called with
@@ -42,6 +43,7 @@ METHODS = {
     "Loss": ("target_like", "formula"),
     "Metric": ("measure",),
     "GradientCheck": ("worst",),
+    "Module": ("export",),
     "Op": ("__call__", "into", "definition"),
     "Block": ("build",),
     "ForwardBlock": ("to_model_proto",),
