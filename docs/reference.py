@@ -57,7 +57,7 @@ RESULTS = {
     "GradientCheck": "onnxgrad.autodiff.check",
     "Compared": "onnxgrad.autodiff.check",
 }
-MADE_BY_USERS = ("Trainer", "Batches")
+MADE_BY_USERS = ("Trainer", "Batches", "Module")
 VARIABLES = {
     "GradientCheck": "report",
     "ForwardBlock": "block",
