@@ -2,7 +2,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: demo test test-all interpreter oldest avx2 test-cuda lint bench docs golden cases clean
+.PHONY: demo web test test-all interpreter oldest avx2 test-cuda lint bench docs golden cases clean
 
 demo: .venv/demo
 	$(PY) examples/demo.py
@@ -15,7 +15,7 @@ test: .venv/ready
 
 # The rest: slow tests and all other cases; the Triton kernels in Triton's interpreter, which needs no GPU; sessions
 # once more, in the oldest onnxruntime that will do. The reports end with what was left out.
-test-all: .venv/ready .oldest/ready
+test-all: .venv/ready .oldest/ready build/npm/ready
 	$(ON_THE_CPU) --part rest
 	$(MAKE) interpreter oldest avx2
 
@@ -95,6 +95,10 @@ golden: .venv-peer/ready .venv/ready
 cases: .venv/ready
 	$(PY) -m tests.backend_cases build/cases
 
+# The page that trains a network in the browser, in build/web.
+web: .venv/ready build/npm/ready
+	$(PY) examples/web/make.py
+
 # What the demo needs, in the versions of the tests: without PyTorch and the tools it is there in half the time.
 .venv/demo: pyproject.toml tests/requirements.txt
 	$(PYTHON) -m venv .venv
@@ -108,6 +112,13 @@ cases: .venv/ready
 
 .oldest/ready: tests/oldest.txt .venv/ready
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .oldest -r tests/oldest.txt
+	touch $@
+
+# The onnxruntimes of JavaScript, for files of export_step(); where npm is missing, their tests are skipped.
+build/npm/ready: tests/npm/package.json
+	mkdir -p build/npm
+	cp tests/npm/package.json build/npm
+	if command -v npm > build/npm/found; then cd build/npm && npm install --ignore-scripts --no-audit --no-fund --loglevel=error; fi
 	touch $@
 
 # onnxruntime-training owns the module onnxruntime and stops at Python 3.11, hence an environment apart.

@@ -13,6 +13,7 @@ from bench import (
     report,
     results,
     sessions,
+    step_files,
     training_report,
 )
 
@@ -29,6 +30,7 @@ def _pages() -> dict[Path, dict[str, str]]:
             "training": training_report.training(training),
             "ort_training": ort_training.CONTEST.tables(results.read(results.ARTIFACTS)),
             "precision": precision.CONTEST.tables(results.read(results.PRECISION)),
+            "step_files": step_files.CONTEST.tables(results.read(results.STEP_FILES)),
             "cuda_training": cuda_training.table(),
             "pauses": pauses.table(results.read(results.PAUSES)),
             "operators": report.operators(results.read(results.OPERATORS)),

@@ -11,9 +11,19 @@ from bench import machine
 from bench.measure import Timing
 
 FOLDER = Path(__file__).parent
-OPERATORS, TRAINING, SESSIONS, PAUSES, BUILDING, MODELS, ARTIFACTS, PRECISION = (
+OPERATORS, TRAINING, SESSIONS, PAUSES, BUILDING, MODELS, ARTIFACTS, PRECISION, STEP_FILES = (
     FOLDER / f"{name}.csv"
-    for name in ("results", "training", "sessions", "pauses", "building", "models", "ort_training", "precision")
+    for name in (
+        "results",
+        "training",
+        "sessions",
+        "pauses",
+        "building",
+        "models",
+        "ort_training",
+        "precision",
+        "step_files",
+    )
 )
 BUSY = "other processes used"  # how the note of a row opens that was measured in company
 

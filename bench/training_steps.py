@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.peers import MODULE, ORT_TRAINING, OURS, OURS_BF16, TORCH, TORCH_BF16
+from bench.peers import MODULE, ORT_TRAINING, OURS, OURS_BF16, STOCK, TORCH, TORCH_BF16
 
 LEARNING_RATE, EPS, DECAY = 1e-4, 1e-8, 0.01
 Step = Callable[[], float]  # the loss before the update
@@ -30,6 +30,8 @@ def step_of(side: str, folder: Path, case: str, size: str, threads: int) -> Step
     if side in (OURS, OURS_BF16):
         precision = "bf16" if side == OURS_BF16 else "float32"
         return onnxgrad_step(folder / f"{case}-{size}-{OURS}.onnx", batch, threads, precision)
+    if side == STOCK:
+        return stock_step(folder / f"{case}-{size}-{OURS}.onnx", batch, threads)
     return ort_training_step(folder / f"{case}-{size}-{side}.onnx", batch, threads)
 
 
@@ -42,6 +44,34 @@ def onnxgrad_step(model: Path, batch: dict[str, Any], threads: int, precision: s
     optimizer = onnxgrad.optim.AdamW(lr=LEARNING_RATE, eps=EPS, weight_decay=DECAY)
     trainer = onnxgrad.Trainer(model, loss, optimizer, precision=precision)
     return lambda: trainer.step(batch)
+
+
+def stock_step(model: Path, batch: dict[str, Any], threads: int) -> Step:
+    """The files of export_step() in onnxruntime as it is, in the loop of docs/anywhere.md."""
+    import json
+
+    import onnxruntime
+    from safetensors.numpy import load_file
+
+    import onnxgrad
+
+    loss = onnxgrad.losses.CrossEntropy("logits")
+    optimizer = onnxgrad.optim.AdamW(lr=LEARNING_RATE, eps=EPS, weight_decay=DECAY)
+    files = onnxgrad.export_step(model, model.with_suffix(".step.onnx"), loss, optimizer)
+    described = json.loads(files.description.read_text())
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = onnxruntime.InferenceSession(files.step, options, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    state, rate = load_file(files.initial), np.array(LEARNING_RATE, np.float32)
+
+    def step() -> float:
+        nonlocal state
+        found = dict(zip(names, session.run(None, {**batch, **state, "learning_rate": rate}), strict=True))
+        state = {entry["input"]: found[entry["output"]] for entry in described["state"]}
+        return float(found[described["loss"]])
+
+    return step
 
 
 def module_step(artifacts: Path, batch: dict[str, Any], threads: int) -> Step:

@@ -54,6 +54,7 @@ RESULTS = {
     "Record": "onnxgrad.train.fitting",
     "TrainingStoppedError": "onnxgrad.train.fitting",
     "Interrupted": "onnxgrad.train.interruption",
+    "StepFiles": "onnxgrad.train.step_file",
     "GradientCheck": "onnxgrad.autodiff.check",
     "Compared": "onnxgrad.autodiff.check",
 }
@@ -75,6 +76,7 @@ def api_page() -> str:
     parts = [HEAD, "## Training", TRAINING]
     parts += [entry(getattr(onnxgrad, name), f"onnxgrad.{name}") for name in ("Trainer", "Batches")]
     parts += [of_result(name) for name in ("Record", "TrainingStoppedError", "Interrupted")]
+    parts += [entry(onnxgrad.export_step, "onnxgrad.export_step"), of_result("StepFiles")]
     for name, sentence in (("losses", LOSSES), ("optim", OPTIMIZERS), ("schedules", SCHEDULES), ("metrics", METRICS)):
         parts += [f"## onnxgrad.{name}", sentence, *classes(getattr(onnxgrad, name), f"onnxgrad.{name}")]
     parts += ["## Gradients", GRADIENTS]

@@ -16,7 +16,7 @@ from onnxgrad.rules import RULES
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-RUNNING = ["guide", "getting-started", "from-onnxruntime-training", "pytorch"]
+RUNNING = ["guide", "getting-started", "from-onnxruntime-training", "anywhere", "pytorch"]
 # A block of Python, and the block of plain text that may follow it.
 BLOCKS = re.compile(r"```python\n(.*?)```\n(?:\n```\n(.*?)```\n)?", re.S)
 

@@ -15,6 +15,7 @@ Call = Callable[[], Any]
 
 OURS, ORT_TRAINING, TORCH, NUMPY = "onnxgrad", "onnxruntime-training", "PyTorch", "NumPy"
 OURS_BF16, TORCH_BF16 = "onnxgrad bf16", "PyTorch bf16 autocast"
+STOCK = "onnxruntime alone"  # with the files of export_step()
 MODULE = "onnxgrad.ort_training"  # with the artifacts of onnxruntime-training
 
 

@@ -24,6 +24,7 @@ if _TYPE_CHECKING:
     from onnxgrad.rules import vjp
     from onnxgrad.train import losses, metrics, optim, schedules
     from onnxgrad.train.batches import Batches
+    from onnxgrad.train.step_file import export_step
     from onnxgrad.train.trainer import Trainer
 
 _load_operators()
@@ -35,6 +36,7 @@ __all__ = [
     "add_functions",
     "broadcast_gradient_args",
     "check_gradient",
+    "export_step",
     "gather_elements_grad",
     "gather_grad",
     "get_num_threads",
@@ -61,6 +63,7 @@ _LATER = {
     "Batches": "onnxgrad.train.batches",
     "Trainer": "onnxgrad.train.trainer",
     "check_gradient": "onnxgrad.autodiff.check",
+    "export_step": "onnxgrad.train.step_file",
     "gradient": "onnxgrad.autodiff.differentiate",
     "hvp": "onnxgrad.autodiff.differentiate",
     "losses": "onnxgrad.train",

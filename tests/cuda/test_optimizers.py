@@ -20,6 +20,7 @@ class WithoutSessions(Cuda):
 
     def __init__(self):
         self._torch, self._where = torch, TORCH_DEVICE
+        self.verdict = torch.ones(4, dtype=torch.float64, device=TORCH_DEVICE)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -54,3 +55,29 @@ def test_what_is_done_to_gradients(kernel, argument):
     if kernel == "squares":  # of chunks that differ in length
         found = [f.sum() for f in found]
     assert np.allclose(*found, rtol=1e-6)
+
+
+@pytest.mark.parametrize("loss, clip_norm, is_good", [(2.5, 0.5, True), (2.5, None, True), (np.nan, 0.5, False)])
+def test_a_step_is_judged_and_updates_nothing_unless_it_is_good(loss, clip_norm, is_good):
+    device = WithoutSessions()
+    buffers = Buffers(SHAPES, np.float32, device)
+    fill(buffers, buffers.grad, gradients(0))
+    fill(buffers, buffers.data, gradients(1))
+    state = optim.SGD(lr=1.0).start(buffers)
+    sums, before = device.zeros(len(state.chunks), np.float64), device.to_numpy(buffers.data).copy()
+    given = device.to_numpy(buffers.grad).astype(np.float64)
+    device.run("squares", state.chunks, buffers.grad, sums)
+    device.run("judge", state.chunks, sums, device.from_numpy(np.float32(loss)), clip_norm)
+    norm = np.sqrt(np.square(given).sum())
+    factor = 1.0 if clip_norm is None else clip_norm / norm
+    found = device.to_numpy(device.verdict)
+    assert np.allclose(found, [loss, norm, factor, is_good], rtol=1e-5, equal_nan=True)
+    if clip_norm is not None:
+        device.run("clip", state.chunks, buffers.grad)
+    state.step()
+    expected = before - factor * given if is_good else before
+    assert np.allclose(device.to_numpy(buffers.data), expected, rtol=1e-4, atol=1e-6)
+    following = device.from_numpy(np.full(3, 7.0, np.float32))
+    current = device.zeros(3, np.float32)
+    device.run("replace", state.chunks, current, following)
+    assert (device.to_numpy(current) == (7.0 if is_good else 0.0)).all()

@@ -50,3 +50,18 @@ def test_statistics_that_other_nodes_compute(exporter, tmp_path):
     trainer.export(tmp_path / "trained.onnx")
     (y,) = onnxruntime.InferenceSession(tmp_path / "trained.onnx").run(None, {"x": x.numpy()})
     np.testing.assert_allclose(y, network.eval()(x).detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_file_exported_in_train_mode_keeps_its_statistics_where_they_are_frozen(tmp_path):
+    """Its BatchNormalization has outputs for them, which it must not have in inference mode."""
+    torch.manual_seed(0)
+    network, x = (
+        nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(64, 2)),
+        torch.randn(4, 3, 6, 6),
+    )
+    export(network, x, tmp_path / "m.onnx", dynamo=False, training=torch.onnx.TrainingMode.TRAINING)
+    trainer = Trainer(tmp_path / "m.onnx", losses.CrossEntropy("y"), optim.SGD(), "3.*", freeze_statistics=True)
+    expected = functional.cross_entropy(network.eval()(x), torch.tensor([0, 1, 0, 1]))
+    found = trainer.step({"x": x.numpy(), "target": np.array([0, 1, 0, 1])})
+    np.testing.assert_allclose(found, expected.item(), rtol=1e-5)
+    assert not trainer.statistics

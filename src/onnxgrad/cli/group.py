@@ -35,6 +35,8 @@ def main() -> None:
 
     \b
     onnxgrad train model.onnx --data train.npz --loss cross-entropy:logits -o trained.onnx
+    onnxgrad step model.onnx --loss mse:y -o step.onnx
+                                                writes a training step that any onnxruntime runs
     onnxgrad inspect model.onnx                 shows what of it would be trained
     onnxgrad grad model.onnx -o gradient.onnx   adds the gradient to a model
     onnxgrad check model.onnx                   compares it with difference quotients

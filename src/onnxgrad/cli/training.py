@@ -104,10 +104,11 @@ class Options:
 # fmt: on
 
 
-def with_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Adds all options, in the order of the fields."""
+def with_options(function: Callable[..., None], names: Sequence[str] | None = None) -> Callable[..., None]:
+    """Adds all options, or those of some names, in the order of the fields."""
     for name, hint in reversed(typing.get_type_hints(Options, include_extras=True).items()):
-        function = _decorator(name, hint)(function)
+        if names is None or name in names:
+            function = _decorator(name, hint)(function)
     return function
 
 
@@ -115,7 +116,8 @@ def _decorator(name: str, hint: Any) -> Callable[..., Any]:
     """The click.option of a field, or the click.argument of one that is not described."""
     if hint is Path:
         return click.argument(name, type=FILE)
-    hint, settings = typing.get_args(hint)
+    hint, described = typing.get_args(hint)
+    settings = dict(described)
     kind, *_ = typing.get_args(hint) if isinstance(hint, types.UnionType) else [hint]
     if kind is Path:
         settings["type"] = FILE

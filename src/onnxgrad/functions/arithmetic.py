@@ -39,6 +39,9 @@ class Arithmetic:
     def __pow__(self, other: Any) -> Self:
         return self.append("Pow", self, other)
 
+    def __rpow__(self, other: Any) -> Self:
+        return self.append("Pow", other, self)
+
     def __matmul__(self, other: Any) -> Self:
         return self.append("MatMul", self, other)
 

@@ -1,6 +1,7 @@
 """SeededDropout and DropoutGrad as ONNX functions."""
 
 from collections.abc import Callable
+from typing import Any
 
 from onnx import TensorProto
 
@@ -8,25 +9,35 @@ from onnxgrad.functions.body import Body, Value
 from onnxgrad.ops.dropout import BITS, FIRST, GAMMA, SECOND, threshold
 
 
+def signed(o: Any, number: int) -> Any:
+    """A constant of 64 bits. `o` writes nodes, as those of functions and of graphs do."""
+    return o.Constant(value_int=number - 2**64 if number >= 2**63 else number)
+
+
+def shifted(o: Any, x: Any, by: int) -> Any:
+    """The bits of int64 numbers moved to the right; only this asks for uint64."""
+    unsigned = o.Cast(x, to=TensorProto.UINT64)
+    distance = o.Cast(signed(o, by), to=TensorProto.UINT64)
+    return o.Cast(o.BitShift(unsigned, distance, direction="RIGHT"), to=TensorProto.INT64)
+
+
+def splitmix(o: Any, z: Any) -> Any:
+    """Mixes int64 numbers, which wrap around as the machine's do."""
+    z = o.BitwiseXor(z, shifted(o, z, 30)) * signed(o, FIRST)
+    z = o.BitwiseXor(z, shifted(o, z, 27)) * signed(o, SECOND)
+    return o.BitwiseXor(z, shifted(o, z, 31))
+
+
+def batch_seed(o: Any, seed: int, batch: Any) -> Any:
+    """What the choices in a batch depend on, as ops/dropout.py has it."""
+    return shifted(o, splitmix(o, (batch + 1) * signed(o, GAMMA) + signed(o, seed)), 1)
+
+
 def seeded_dropout(o: Body, data: Value, seed: Value, ratio: float) -> list[Value]:
-    """The same numbers by int64, which wraps around as the machine's do; only shifting asks for uint64."""
-
-    def signed(number: int) -> Value:
-        return o.node("Constant", value_int=number - 2**64 if number >= 2**63 else number)
-
-    def shifted(x: Value, by: int) -> Value:
-        unsigned = o.Cast(x, to=TensorProto.UINT64)
-        distance = o.Cast(o.node("Constant", value_int=by), to=TensorProto.UINT64)
-        return o.Cast(o.node("BitShift", unsigned, distance, direction="RIGHT"), to=TensorProto.INT64)
-
-    def mixed(x: Value, by: int) -> Value:
-        return o.node("BitwiseXor", x, shifted(x, by))
-
-    count = o.Size(data)
-    index = o.node("Range", signed(1), count + 1, signed(1))
-    z = (index + o.Reshape(seed, [])) * signed(GAMMA)
-    z = mixed(mixed(z, 30) * signed(FIRST), 27) * signed(SECOND)
-    kept = shifted(mixed(z, 31), 64 - BITS) > threshold(ratio) - 1
+    """The same numbers."""
+    index = o.Range(signed(o, 1), o.Size(data) + 1, signed(o, 1))
+    drawn = splitmix(o, (index + o.Reshape(seed, [])) * signed(o, GAMMA))
+    kept = shifted(o, drawn, 64 - BITS) > threshold(ratio) - 1
     kept = o.Reshape(kept, o.Shape(data), allowzero=1)
 
     (scaled,) = o.in_work_type(data, lambda work: [work(data) * (1 / (1 - ratio))])

@@ -167,6 +167,8 @@ class Builder:
             return a  # type: ignore[no-any-return]
         if op_type == "Pow" and isinstance(a, Tensor) and not isinstance(b, Tensor):
             b = self.constant(b, a.dtype)  # by its schema it might be an integer
+        if op_type == "Pow" and isinstance(b, Tensor) and not isinstance(a, Tensor):
+            a = self.constant(a, b.dtype)
         return self.node(op_type, [a, b])[0]
 
     def constant(self, content: Any, dtype: ir.DataType) -> Tensor:

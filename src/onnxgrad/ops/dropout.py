@@ -17,6 +17,20 @@ GAMMA, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111E
 BITS = 24  # of a draw that are compared with the ratio
 
 
+def splitmix(z: Array) -> Array:
+    """Numbers of 64 bits, mixed."""
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(FIRST)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(SECOND)
+    mixed: Array = z ^ (z >> np.uint64(31))
+    return mixed
+
+
+def batch_seed(seed: int, batch: int) -> int:
+    """What the choices in a batch depend on, given the seed of a run and the number of the batch."""
+    counter = (seed + (batch + 1) * GAMMA) % 2**64
+    return int(splitmix(np.array([counter], np.uint64))[0] >> np.uint64(1))
+
+
 def threshold(ratio: float) -> int:
     """Draws below it are dropped."""
     return int(ratio * 2**BITS + 0.5)
@@ -39,10 +53,7 @@ def seeded_dropout(data: T, seed: Seed, ratio: float = 0.5) -> T:
     """
     with np.errstate(over="ignore"):
         z = np.arange(1, data.size + 1, dtype=np.uint64) + seed.reshape(-1)[:1].astype(np.uint64)
-        z *= np.uint64(GAMMA)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(FIRST)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(SECOND)
-        z ^= z >> np.uint64(31)
+        z = splitmix(z * np.uint64(GAMMA))
     kept = (z >> np.uint64(64 - BITS)) >= threshold(ratio)
     work = accumulator(data.dtype)
     scaled = data.astype(work) * work.type(1 / (1 - ratio))

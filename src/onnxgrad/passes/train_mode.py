@@ -46,7 +46,7 @@ def to_train_mode(
     for node in list(graph):
         if _has_running_statistics(node):
             if _keeps_statistics(node, frozen, by_weights):
-                node.attributes["training_mode"] = ir.AttrInt64("training_mode", 0)
+                _switch_off(node)
                 continue
             node.attributes["training_mode"] = ir.AttrInt64("training_mode", 1)
             found.append(_ask_for_statistics(graph, node))

@@ -108,7 +108,7 @@ def step_graph(
     """Train mode, loss and gradients; `use_amx`: with products for AMX; `on_cpu`: with convolutions of our own.
 
     If `on_cpu` is False it is for CUDA alone, channels of images come last and element-wise nodes are fused; if it is
-    None, for any device.
+    None, for any device, and what operators there are for Gelu in onnxruntime is left to that.
 
     In the `precision` "bf16", products on the CPU round what they multiply; elsewhere, and in "fp16", values have the
     half type. With `recompute` loops keep about √n of their states, and the blocks that it names none of their
@@ -124,7 +124,7 @@ def step_graph(
         _keep_predictions,
         *([_add_slice_inputs] if group is not None else []),
         _to_train_mode,
-        fuse_gelu,
+        *([fuse_gelu] if on_cpu is not None else []),
         *([sink_transposes] if use_amx or rounds_products or on_cpu is False else []),
         *([_fuse_attention] if on_cpu is False else []),
         *([_sync_batch_norm] if group is not None else []),

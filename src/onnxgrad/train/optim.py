@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from onnxgrad.tensor_types import Array
+from onnxgrad.train.arithmetic import square_root
 from onnxgrad.train.buffers import Buffers
 from onnxgrad.train.distributed.ranks import Ranks
 
@@ -66,8 +67,11 @@ class Optimizer:
         """The state before the first step; with `ranks`, of this rank's shard of the parameters alone."""
         return OptimizerState(self, buffers, ranks)
 
-    def hyper(self, numbers: Mapping[str, Any], lr: float, step: int) -> tuple[float, ...]:
-        """The hyperparameters as the kernel takes them: a row of numbers."""
+    def hyper(self, numbers: Mapping[str, Any], lr: Any, step: Any) -> tuple[Any, ...]:
+        """The hyperparameters as the kernel takes them: a row of numbers, of float64 values where these are of a graph.
+
+        `lr` is the learning rate and `step` the number of the update, from 1.
+        """
         raise NotImplementedError
 
     def update(self, state: "OptimizerState", hyper: Array) -> None:
@@ -157,7 +161,7 @@ class SGD(Optimizer):
     def needs(self, slot: str) -> bool:
         return self._has("momentum")
 
-    def hyper(self, numbers: Mapping[str, Any], lr: float, step: int) -> tuple[float, ...]:
+    def hyper(self, numbers: Mapping[str, Any], lr: Any, step: Any) -> tuple[Any, ...]:
         return lr, numbers["weight_decay"], numbers["momentum"], 1 - numbers["dampening"], float(numbers["nesterov"])
 
     def update(self, state: OptimizerState, hyper: Array) -> None:
@@ -175,17 +179,17 @@ class Adam(Optimizer):
     eps: float = 1e-8
     slots = ("m", "v")
 
-    def hyper(self, numbers: Mapping[str, Any], lr: float, step: int) -> tuple[float, ...]:
+    def hyper(self, numbers: Mapping[str, Any], lr: Any, step: Any) -> tuple[Any, ...]:
         rate, eps = self._corrected(numbers, lr, step)
         return lr, *numbers["betas"], eps, numbers["weight_decay"], 1.0, 0.0, rate
 
-    def _corrected(self, numbers: Mapping[str, Any], lr: float, step: int) -> tuple[float, float]:
+    def _corrected(self, numbers: Mapping[str, Any], lr: Any, step: Any) -> tuple[Any, Any]:
         """Rate and eps with the bias correction of means that start at 0.
 
         In (lr / first) · m / (√v / root + eps) both sides are multiplied by the root: one division less per number.
         """
         beta1, beta2 = numbers["betas"]
-        first, root = 1 - beta1**step, math.sqrt(1 - beta2**step)
+        first, root = 1 - beta1**step, square_root(1 - beta2**step)
         return lr * root / first, numbers["eps"] * root
 
     def update(self, state: OptimizerState, hyper: Array) -> None:
@@ -208,7 +212,7 @@ class AdamW(Adam):
         if numbers["form"] not in ("torch", "huggingface"):
             raise ValueError(f"AdamW: form is {numbers['form']!r}, expected 'torch' or 'huggingface'")
 
-    def hyper(self, numbers: Mapping[str, Any], lr: float, step: int) -> tuple[float, ...]:
+    def hyper(self, numbers: Mapping[str, Any], lr: Any, step: Any) -> tuple[Any, ...]:
         rate, eps = self._corrected(numbers, lr, step)
         decay = lr * numbers["weight_decay"]
         if numbers["form"] == "torch":
@@ -232,7 +236,7 @@ class Adagrad(Optimizer):
     def initial(self, slot: str) -> float:
         return self.initial_accumulator_value
 
-    def hyper(self, numbers: Mapping[str, Any], lr: float, step: int) -> tuple[float, ...]:
+    def hyper(self, numbers: Mapping[str, Any], lr: Any, step: Any) -> tuple[Any, ...]:
         return lr / (1 + (step - 1) * numbers["lr_decay"]), numbers["weight_decay"], numbers["eps"]
 
     def update(self, state: OptimizerState, hyper: Array) -> None:
@@ -256,7 +260,7 @@ class RMSprop(Optimizer):
     def needs(self, slot: str) -> bool:
         return {"square": True, "mean": self.centered, "momentum": self._has("momentum")}[slot]
 
-    def hyper(self, numbers: Mapping[str, Any], lr: float, step: int) -> tuple[float, ...]:
+    def hyper(self, numbers: Mapping[str, Any], lr: Any, step: Any) -> tuple[Any, ...]:
         return lr, numbers["weight_decay"], numbers["eps"], numbers["alpha"], numbers["momentum"]
 
     def update(self, state: OptimizerState, hyper: Array) -> None:
@@ -272,7 +276,7 @@ class Lamb(Optimizer):
     weight_decay: float = 0.01
     slots = ("m", "v")
 
-    def hyper(self, numbers: Mapping[str, Any], lr: float, step: int) -> tuple[float, ...]:
+    def hyper(self, numbers: Mapping[str, Any], lr: Any, step: Any) -> tuple[Any, ...]:
         beta1, beta2 = numbers["betas"]
         return lr, beta1, beta2, numbers["eps"], numbers["weight_decay"], 1 - beta1**step, 1 - beta2**step
 

@@ -2,6 +2,9 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
+
+from onnxgrad.train.arithmetic import choose, cosine, floor, least, most
 
 
 @dataclass(frozen=True)
@@ -12,6 +15,10 @@ class Schedule:
     """
 
     def __call__(self, step: int) -> float:
+        return float(self.factor_at(step))
+
+    def factor_at(self, step: Any) -> Any:
+        """The factor, by a formula for numbers and for float64 values of a graph."""
         raise NotImplementedError
 
 
@@ -21,7 +28,7 @@ class Constant(Schedule):
 
     warmup: int = 0
 
-    def __call__(self, step: int) -> float:
+    def factor_at(self, step: Any) -> Any:
         return _warm(step, self.warmup)
 
 
@@ -33,10 +40,9 @@ class Linear(Schedule):
     warmup: int = 0
     final: float = 0.0
 
-    def __call__(self, step: int) -> float:
-        if step < self.warmup:
-            return _warm(step, self.warmup)
-        return self.final + (1 - self.final) * (1 - _progress(step, self.warmup, self.steps))
+    def factor_at(self, step: Any) -> Any:
+        falling = self.final + (1 - self.final) * (1 - _progress(step, self.warmup, self.steps))
+        return choose(step < self.warmup, _warm(step, self.warmup), falling)
 
 
 @dataclass(frozen=True)
@@ -47,11 +53,10 @@ class Cosine(Schedule):
     warmup: int = 0
     final: float = 0.0
 
-    def __call__(self, step: int) -> float:
-        if step < self.warmup:
-            return _warm(step, self.warmup)
-        turn = math.cos(math.pi * _progress(step, self.warmup, self.steps))
-        return self.final + (1 - self.final) * (1 + turn) / 2
+    def factor_at(self, step: Any) -> Any:
+        turn = cosine(math.pi * _progress(step, self.warmup, self.steps))
+        falling = self.final + (1 - self.final) * (1 + turn) / 2
+        return choose(step < self.warmup, _warm(step, self.warmup), falling)
 
 
 @dataclass(frozen=True)
@@ -61,8 +66,8 @@ class Step(Schedule):
     every: int
     factor: float = 0.1
 
-    def __call__(self, step: int) -> float:
-        return float(self.factor ** (step // self.every))
+    def factor_at(self, step: Any) -> Any:
+        return self.factor ** floor(step / self.every)
 
 
 @dataclass(frozen=True)
@@ -77,21 +82,22 @@ class OneCycle(Schedule):
     start: float = 25.0
     end: float = 1e4
 
-    def __call__(self, step: int) -> float:
+    def factor_at(self, step: Any) -> Any:
         top = self.rise * self.steps - 1
-        step = min(step, self.steps - 1)
-        if step <= top:
-            return _between(1 / self.start, 1.0, step / top if top > 0 else 1.0)
-        return _between(1.0, 1 / (self.start * self.end), (step - top) / (self.steps - 1 - top))
+        step = least(step, self.steps - 1)
+        down = self.steps - 1 - top
+        rising = _between(1 / self.start, 1.0, step / top) if top > 0 else 1.0
+        falling = _between(1.0, 1 / (self.start * self.end), (step - top) / down) if down > 0 else rising
+        return choose(step <= top, rising, falling)
 
 
-def _between(first: float, last: float, part: float) -> float:
-    return last + (first - last) / 2 * (1 + math.cos(math.pi * part))
+def _between(first: float, last: float, part: Any) -> Any:
+    return last + (first - last) / 2 * (1 + cosine(math.pi * part))
 
 
-def _warm(step: int, warmup: int) -> float:
-    return min(1.0, (step + 1) / (warmup + 1))
+def _warm(step: Any, warmup: int) -> Any:
+    return least((step + 1) / (warmup + 1), 1.0)
 
 
-def _progress(step: int, warmup: int, steps: int) -> float:
-    return min(1.0, max(0.0, (step - warmup) / max(1, steps - warmup)))
+def _progress(step: Any, warmup: int, steps: int) -> Any:
+    return least(most((step - warmup) / max(1, steps - warmup), 0.0), 1.0)

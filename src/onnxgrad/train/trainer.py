@@ -13,12 +13,14 @@ import onnx_ir as ir
 
 from onnxgrad.cpu.core.memory import give_back
 from onnxgrad.graph.files import expect_weights, load, save
+from onnxgrad.ops.dropout import batch_seed
 from onnxgrad.passes.batch_slice import PLACE, WEIGHTS
 from onnxgrad.passes.draft import Draft, without_garbage_collection
 from onnxgrad.passes.expand_ml import write_attributes
 from onnxgrad.passes.free_batch import fixed_batch
 from onnxgrad.passes.prepare import RESTORE, prepare
 from onnxgrad.passes.train_mode import SEED, to_inference_mode
+from onnxgrad.tensor_types import Array
 from onnxgrad.train.batch_dimension import with_free_batch
 from onnxgrad.train.batches import Batches, LocalBatch, not_finite
 from onnxgrad.train.buffers import Buffers, side_by_side
@@ -29,7 +31,7 @@ from onnxgrad.train.distributed.ranks import Ranks, on_every_rank, ranks_of
 from onnxgrad.train.distributed.sharding import BatchSlicer
 from onnxgrad.train.evaluation import Evaluation, Metric
 from onnxgrad.train.fitting import FitOptions, Log, Position, Record, TrainingStoppedError, fit
-from onnxgrad.train.graphs import LOSS_SCALE, EvaluationGraph, Selection, evaluation_graph, step_graph
+from onnxgrad.train.graphs import LOSS_SCALE, EvaluationGraph, Selection, StepGraph, evaluation_graph, step_graph
 from onnxgrad.train.loss_scale import LossScale
 from onnxgrad.train.losses import Loss, Total
 from onnxgrad.train.optim import Optimizer
@@ -124,6 +126,7 @@ class Trainer:
             prepared = prepare(self._load(), "Trainer")
             self._fixed = fixed_batch(prepared.graph)  # the only size of batches that the sessions take, if any
             self._may_be_freed = self._fixed is not None
+            self._freed_from: int | None = None  # the size of batches that the file has
             # Nobody wants to train on single examples. Others may want just the size that the model has: it is faster.
             if self._fixed == 1 or self._slicer is not None:
                 prepared = self._freed(prepared)
@@ -164,7 +167,7 @@ class Trainer:
                 f"the model was exported for batches of {size}, and depends on that: batches of other sizes are refused"
             )
             return prepared
-        self._fixed = None
+        self._fixed, self._freed_from = None, size
         freed.remarks.append(
             f"the model was exported for batches of {size}, but nothing in it depends on that: it takes any size"
         )
@@ -223,6 +226,36 @@ class Trainer:
         finally:
             for batches in cut:
                 batches.drop_last = False
+
+    def plain_graphs(self) -> tuple[StepGraph, EvaluationGraph]:
+        """The graphs of a step and an evaluation as they are for any device, with none of ours in particular."""
+        with without_garbage_collection():
+            prepared = prepare(self._load(), "Trainer")
+            if self._freed_from is not None:
+                prepared = with_free_batch(prepared, self._freed_from) or prepared
+            inference = prepared.clone()
+            loss, selection, *_ = self._how
+            step = step_graph(prepared, loss, selection)
+            return step, evaluation_graph(inference, loss, step)
+
+    @property
+    def accumulate(self) -> int:
+        """Micro-batches averaged for one update."""
+        return self._accumulate
+
+    @property
+    def clipping(self) -> tuple[float | None, float | None]:
+        """The bounds of the gradient's norm and of its numbers."""
+        return self._clip_norm, self._clip_value
+
+    @property
+    def source_path(self) -> Path | None:
+        """The file of the model, if it came from one."""
+        return self._source if isinstance(self._source, Path) else None
+
+    def optimizer_arrays(self) -> dict[str, dict[str, Any]]:
+        """What the optimizer keeps for every parameter, by slot and parameter."""
+        return {slot: self._buffers.views(array) for slot, array in self._state.slots.items()}
 
     def _load(self) -> ir.Model:
         """The original model, each of its weights an initializer under the name that its author knows."""
@@ -325,8 +358,7 @@ class Trainer:
         self.skips(batch)
         with self.ranks.together(), self._device.at_work():
             if self._step.drops:
-                seeds = np.random.SeedSequence([self.seed, self._batches])
-                self._seed[0] = int(seeds.generate_state(1, np.uint64)[0] >> 1)
+                self._seed[0] = batch_seed(self.seed, self._batches)
             if self._scale is not None:
                 self._loss_scale[...] = self._scale.value
             if self._narrow is not None:
@@ -556,7 +588,11 @@ class Trainer:
             self.ranks.on_first(lambda: write_checkpoint(Path(path), self._on_host(arrays), facts))
 
     def _on_host(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
-        return {n: a if isinstance(a, np.ndarray) else self._device.to_numpy(a) for n, a in arrays.items()}
+        return {n: self.on_host(a) for n, a in arrays.items()}
+
+    def on_host(self, array: Any) -> Array:
+        """One of the trainer's arrays as NumPy's."""
+        return array if isinstance(array, np.ndarray) else self._device.to_numpy(array)
 
     def restore(self, path: str | Path) -> None:
         """Restores the state of a file: training continues with the same numbers as if it had not stopped.
