@@ -480,6 +480,12 @@ def test_files_that_are_none(tmp_path):
 
 def test_inputs_that_torch_has_no_tensors_of():
     text = '<ir_version: 9, opset_import: ["" : 18]> m (string[n] s) => (string[n] t) { t = Identity(s) }'
-    with raises(TypeError, "Module: the model's input 's' holds string, which torch has no tensors of: give the model "
-                "numbers, and encode them before it"):  # fmt: skip
+    with raises(TypeError, "Module: the model's input 's' holds string, which torch has no tensors of: let the model "
+                "end with numbers, and begin with them"):  # fmt: skip
+        Module(onnx.parser.parse_model(text))
+    text = (
+        '<ir_version: 9, opset_import: ["" : 18]> m (float[n] x) => (seq(float[m]) y) { y = SequenceConstruct(x, x) }'
+    )
+    with raises(TypeError, "Module: the model's output 'y' holds no tensor, which torch has no tensors of: let the model "
+                "end with numbers, and begin with them"):  # fmt: skip
         Module(onnx.parser.parse_model(text))

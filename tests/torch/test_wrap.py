@@ -147,6 +147,29 @@ def test_weights_of_two_names():
     close(*found)
 
 
+class Mixed(nn.Module):
+    """Attention over steps."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x):
+        scores = torch.softmax(self.linear(x) @ x.transpose(1, 2), -1)
+        return (scores @ x).mean(1)
+
+
+@pytest.mark.slow
+def test_sizes_that_change_become_free():
+    module = Mixed().to(DEVICE)
+    wrapped = wrap(module)
+    for size, steps in ((2, 5), (3, 5), (3, 7), (4, 9), (2, 6), (1, 9), (1, 9)):
+        x = torch.randn(size, steps, 3, device=DEVICE)
+        close(wrapped(x), module(x))
+    ((*exports,),) = wrapped._exports.values()
+    assert len(exports) == 3  # for 5 steps, for any number of them, and for batches of one
+
+
 class Undecided(nn.Module):
     """What is computed depends on numbers."""
 

@@ -22,7 +22,7 @@ from onnxgrad.passes.prepare import RESTORE, prepare
 from onnxgrad.passes.train_mode import to_inference_mode
 from onnxgrad.torch.graphs import Graphs, forget_numbers
 from onnxgrad.torch.session import DTYPES, KINDS
-from onnxgrad.torch.signature import Signature, common_device, dtype_name
+from onnxgrad.torch.signature import Signature, common_device, dtype_name, dtype_of
 from onnxgrad.train.batch_dimension import with_free_batch
 from onnxgrad.train.devices import as_tensor
 
@@ -58,7 +58,7 @@ class Module(torch.nn.Module):
             self._model = _Exported(Draft(loaded, CALLER).run(RESTORE).model)
             prepared = _with_free_batch(prepare(self._model.copy(), CALLER))
         self._signature = Signature(prepared.graph.inputs, CALLER)
-        self._outputs = [str(v.name) for v in prepared.graph.outputs]
+        self._outputs = {str(v.name): dtype_of(v, CALLER, "output") for v in prepared.graph.outputs}
         found = _floating(prepared.graph)
         chosen, frozen = _matching(found, trainable, "trainable"), _matching(found, freeze, "freeze")
         reached = {v.name for v in influences(list(prepared.graph), set(prepared.graph.outputs))}

@@ -10,6 +10,8 @@ from onnxgrad.graph.suggest import listed, suggestion
 from onnxgrad.graph.tensor import Dim, dims_of
 from onnxgrad.torch.session import CALLER, DTYPES
 
+LEAST = 2  # of what may be the size of a free dimension of an export: 1 broadcasts
+
 
 class _Input(NamedTuple):
     dtype: torch.dtype
@@ -21,7 +23,7 @@ class Signature:
 
     def __init__(self, values: Sequence[ir.Value], caller: str) -> None:
         self._caller = caller
-        self._inputs = {str(v.name): _Input(_dtype(v, caller), dims_of(v)) for v in values}
+        self._inputs = {str(v.name): _Input(dtype_of(v, caller, "input"), dims_of(v)) for v in values}
         self.names = list(self._inputs)
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -42,11 +44,15 @@ class Signature:
         return {name: self._checked(name, given[name], sizes) for name in self.names}
 
     def takes(self, shapes: Sequence[tuple[int, ...]]) -> bool:
-        """Whether tensors of these shapes fit."""
+        """Whether tensors of these shapes fit; as torch.export has it, sizes of 0 and 1 are none that are free."""
         sizes: dict[str, tuple[int, str]] = {}
         try:
             for (name, expected), shape in zip(self._inputs.items(), shapes, strict=True):
                 self._check_shape(name, shape, expected.dims or shape, sizes)
+                if any(
+                    size < LEAST and not isinstance(d, int) for size, d in zip(shape, expected.dims or (), strict=False)
+                ):
+                    return False
         except ValueError:
             return False
         return True
@@ -82,13 +88,14 @@ class Signature:
                     raise ValueError(f"{what}, but {dim} is {known} in {source!r}")
 
 
-def _dtype(value: ir.Value, caller: str) -> torch.dtype:
+def dtype_of(value: ir.Value, caller: str, what: str) -> torch.dtype:
+    """The type of a model's input or output; raises one sentence if torch has none for it."""
     if isinstance(value.type, ir.TensorType) and value.dtype in DTYPES:
         return DTYPES[value.dtype]
     kind = value.dtype.name.lower() if isinstance(value.type, ir.TensorType) and value.dtype else "no tensor"
     raise TypeError(
-        f"{caller}: the model's input {value.name!r} holds {kind}, which torch has no tensors of: give the model "
-        "numbers, and encode them before it"
+        f"{caller}: the model's {what} {value.name!r} holds {kind}, which torch has no tensors of: let the model end "
+        "with numbers, and begin with them"
     )
 
 

@@ -24,8 +24,8 @@ def wrap(module: torch.nn.Module) -> torch.nn.Module:
 
     Parameters, buffers and submodules are the module's own, under their names, so optimizers and checkpoints of either
     serve both. The first call with inputs of new types or shapes exports the module with torch.onnx.export, which needs
-    onnxscript; the first dimension of each input is free where the exporter can have it so. What forward() takes and
-    returns stays as it is: tensors in tuples, dicts and the like, and constants among them. What else Python does in
+    onnxscript; the first dimension of each input is free where the exporter can have it so, and others are once they
+    have had two sizes. What forward() takes and returns stays as it is: tensors in tuples, dicts and the like, and constants among them. What else Python does in
     forward() is done when it is exported, and not again; torch.no_grad() in it is not seen, .detach() is.
     """
     if not isinstance(module, torch.nn.Module):
@@ -50,13 +50,13 @@ class _Wrapped(torch.nn.Module):
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         constants = [None if isinstance(leaf, torch.Tensor) else (leaf,) for leaf in leaves]
         modes = [m.training for m in self._original.modules()]
-        call = _Call(spec, repr(constants), tuple(t.dtype for t in tensors), tuple(modes))
+        call = _Call(spec, repr(constants), tuple((t.dtype, t.ndim) for t in tensors), tuple(modes))
         with self._lock:
             exports = self._exports.setdefault(call, [])
             export = next((e for e in exports if e.takes(tensors)), None)
             if export is None:
-                export = _Export(self._original, leaves, spec)
-                exports.append(export)
+                export = _Export(self._original, leaves, spec, _free(tensors, [e.shapes for e in exports]))
+                exports.insert(0, export)  # it is the one that takes the most
         return export.run(self._original, tensors)
 
     def train(self, mode: bool = True) -> "_Wrapped":
@@ -97,7 +97,7 @@ class _Call(NamedTuple):
 
     spec: pytree.TreeSpec
     constants: str
-    dtypes: tuple[torch.dtype, ...]
+    kinds: tuple[tuple[torch.dtype, int], ...]
     modes: tuple[bool, ...]
 
 
@@ -108,10 +108,20 @@ def _in_order(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str,
     return tuple(args), {name: kwargs[name] for name in (*known, *(n for n in kwargs if n not in known))}
 
 
+def _free(tensors: Sequence[torch.Tensor], seen: Sequence[Sequence[tuple[int, ...]]]) -> list[set[int]]:
+    """The dimensions to be left free: the first of each tensor, and those that have had other sizes before."""
+    return [
+        {d for d, size in enumerate(tensor.shape) if d == 0 or any(shapes[k][d] != size for shapes in seen)}
+        for k, tensor in enumerate(tensors)
+    ]
+
+
 class _Export:
     """A module as an ONNX model, for inputs of some structure and types."""
 
-    def __init__(self, module: torch.nn.Module, leaves: Sequence[Any], spec: pytree.TreeSpec) -> None:
+    def __init__(
+        self, module: torch.nn.Module, leaves: Sequence[Any], spec: pytree.TreeSpec, free: Sequence[set[int]]
+    ) -> None:
         returned: list[tuple[pytree.TreeSpec, list[Any]]] = []
 
         def note(spec: pytree.TreeSpec, constants: list[Any]) -> None:  # the exporter undoes what modules note
@@ -119,7 +129,8 @@ class _Export:
 
         flat = _Flat(module, leaves, spec, note)
         tensors = tuple(leaf.detach() for leaf in leaves if isinstance(leaf, torch.Tensor))
-        model = _exported(flat, tensors)
+        self.shapes = [tuple(t.shape) for t in tensors]
+        model = _exported(flat, tensors, free)
         with without_garbage_collection():
             prepared = prepare(load(model, CALLER), CALLER)
         self._signature = Signature(prepared.graph.inputs, CALLER)
@@ -137,7 +148,8 @@ class _Export:
 
     def takes(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether it is for inputs of these shapes."""
-        return self._signature.takes([tuple(t.shape) for t in tensors])
+        shapes = [tuple(t.shape) for t in tensors]
+        return shapes == self.shapes or self._signature.takes(shapes)
 
     def run(self, module: torch.nn.Module, tensors: Sequence[torch.Tensor]) -> Any:
         """What the module would return."""
@@ -184,15 +196,15 @@ class _Flat(torch.nn.Module):
         return tuple(r for r in results if isinstance(r, torch.Tensor))
 
 
-def _exported(flat: _Flat, tensors: tuple[torch.Tensor, ...]) -> Any:
-    """The model, with the first dimension of each input free where the exporter can have it so."""
-    free = tuple({0: torch.export.Dim.AUTO} if t.ndim else None for t in tensors)
+def _exported(flat: _Flat, tensors: tuple[torch.Tensor, ...], free: Sequence[set[int]]) -> Any:
+    """The model, with dimensions free where the exporter can have it so."""
+    dims = tuple(dict.fromkeys(found, torch.export.Dim.AUTO) for found in free)
     kind = tensors[0].device.type if tensors else "cpu"
     try:
         with warnings.catch_warnings(), torch.autocast(kind, enabled=False):
             warnings.simplefilter("ignore")  # of the exporter, about itself
             program = torch.onnx.export(
-                flat, tensors, dynamo=True, optimize=False, verbose=False, dynamic_shapes=(free,)
+                flat, tensors, dynamo=True, optimize=False, verbose=False, dynamic_shapes=(dims,)
             )
     except ImportError as error:
         raise ImportError(
