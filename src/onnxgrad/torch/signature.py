@@ -49,9 +49,8 @@ class Signature:
         try:
             for (name, expected), shape in zip(self._inputs.items(), shapes, strict=True):
                 self._check_shape(name, shape, expected.dims or shape, sizes)
-                if any(
-                    size < LEAST and not isinstance(d, int) for size, d in zip(shape, expected.dims or (), strict=False)
-                ):
+                free = [size for size, d in zip(shape, expected.dims or (), strict=False) if not isinstance(d, int)]
+                if any(size < LEAST for size in free):
                     return False
         except ValueError:
             return False
@@ -92,7 +91,7 @@ def dtype_of(value: ir.Value, caller: str, what: str) -> torch.dtype:
     """The type of a model's input or output; raises one sentence if torch has none for it."""
     if isinstance(value.type, ir.TensorType) and value.dtype in DTYPES:
         return DTYPES[value.dtype]
-    kind = value.dtype.name.lower() if isinstance(value.type, ir.TensorType) and value.dtype else "no tensor"
+    kind = value.dtype.name.lower() if isinstance(value.type, ir.TensorType) and value.dtype else "sequences or maps"
     raise TypeError(
         f"{caller}: the model's {what} {value.name!r} holds {kind}, which torch has no tensors of: let the model end "
         "with numbers, and begin with them"

@@ -25,8 +25,9 @@ def wrap(module: torch.nn.Module) -> torch.nn.Module:
     Parameters, buffers and submodules are the module's own, under their names, so optimizers and checkpoints of either
     serve both. The first call with inputs of new types or shapes exports the module with torch.onnx.export, which needs
     onnxscript; the first dimension of each input is free where the exporter can have it so, and others are once they
-    have had two sizes. What forward() takes and returns stays as it is: tensors in tuples, dicts and the like, and constants among them. What else Python does in
-    forward() is done when it is exported, and not again; torch.no_grad() in it is not seen, .detach() is.
+    have had two sizes. What forward() takes and returns stays as it is: tensors in tuples, dicts and the like, and
+    constants among them. What else Python does in forward() is done when it is exported, and not again; torch.no_grad()
+    in it is not seen, .detach() is.
     """
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"{CALLER}: module is a {type(module).__name__}, expected a torch.nn.Module")
