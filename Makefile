@@ -49,7 +49,7 @@ SEVERAL = $(if $(shell PYTHONPATH=build/pytest $(PYTHON) -c "import xdist; print
 
 # Sessions, if this onnxruntime has them for GPUs, run apart: they look at the memory of the whole GPU.
 test-cuda: src/onnxgrad/runtime/_bridge.so
-	$(RUN_ON_A_GPU) $(SEVERAL) $(ON_A_GPU) tests/test_torch.py $(CHOSEN)
+	$(RUN_ON_A_GPU) $(SEVERAL) $(ON_A_GPU) tests/torch $(CHOSEN)
 	$(RUN_ON_A_GPU) tests/runtime tests/passes/test_expand_training.py tests/train/test_trainer_cuda.py \
 		tests/ort_training/api/test_module_cuda.py $(CHOSEN)
 

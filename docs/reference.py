@@ -33,7 +33,8 @@ GRADIENTS = "Take a model and return the model with its gradient, or with produc
 PARTS = "Take models and return models: with a new last layer, a part of one, or two made one."
 RUNTIME = "These make our operators known to stock onnxruntime, onnx and models, and set the number of threads."
 CALLS = "Every operator is called in the same ways; [operators.md](operators.md) says what each of them computes."
-TORCH = "ONNX operators for PyTorch, differentiable by torch.autograd; `import onnxgrad.torch`."
+TORCH = """Models, modules and ONNX operators inside PyTorch, differentiable by torch.autograd; `import onnxgrad.torch`.
+[pytorch.md](pytorch.md) shows them."""
 ORT_TRAINING = """The names of onnxruntime-training 1.19.2;
 [from-onnxruntime-training.md](from-onnxruntime-training.md) says how to change over."""
 BLOCKS = """`onnxgrad.ort_training.onnxblock` has these blocks. Within `onnxblock.base(model)` they are called with
@@ -61,6 +62,7 @@ METHODS = {
     "Callback": ("on_start", "on_step", "on_epoch", "on_end", "state", "load_state"),
     "LearningRates": ("smoothed", "suggestion"),
     "GradientCheck": ("worst",),
+    "Module": ("export",),
     "Op": ("__call__", "into", "definition"),
     "Block": ("build",),
     "ForwardBlock": ("to_model_proto",),
@@ -76,7 +78,7 @@ RESULTS = {
     "GradientCheck": "onnxgrad.autodiff.check",
     "Compared": "onnxgrad.autodiff.check",
 }
-MADE_BY_USERS = ("Trainer", "Batches", "Arrays", "EarlyStopping", "KeepBest")
+MADE_BY_USERS = ("Trainer", "Batches", "Arrays", "EarlyStopping", "KeepBest", "Module")
 NOT_FOR_USERS = ("OptimizerState", "Callbacks", "Monitoring")
 VARIABLES = {
     "GradientCheck": "report",

@@ -181,6 +181,13 @@ def test_saliency_finds_the_pixels_that_differ():
     assert left[2] == left[4] == "++" and all(len(row) == 5 for row in marks)
 
 
+def test_an_onnx_model_in_a_loop_of_torch(folder):
+    printed = run("torch_loop", "--epochs", 3, "--out", folder)
+    held_out = [float(n) for n in re.findall(r"([\d.]+)% of held-out pictures right", printed)]
+    assert held_out[-1] > 95 and numbers(r"([\d.]+)% right in plain onnxruntime", printed) == held_out[-1:]
+    standard_model(folder / "trained.onnx")
+
+
 def test_digits_with_artifacts(folder):
     printed = run("ort_training/digits", "--epochs", 3, "--out", folder)
     assert numbers(r"([\d.]+)% of held-out pictures right in plain onnxruntime", printed)[0] > 92

@@ -22,6 +22,8 @@ from onnxgrad.passes.recompute_steps import recompute_steps
 WAYS_OUT = {
     "Trainer": "freeze what reaches the loss through it",
     "grad": "leave out of --wrt what reaches the result through it",
+    "Module": "set requires_grad to False for what reaches the result through it",
+    "wrap": "set requires_grad to False for what reaches the result through it",
 }
 
 
@@ -79,14 +81,22 @@ class Gradient(NamedTuple):
 
 
 def add_gradient(
-    draft: Draft, wrt: str | Sequence[str] | None, of: str | Sequence[str] | None, *, parameters_as_inputs: bool
+    draft: Draft,
+    wrt: str | Sequence[str] | None,
+    of: str | Sequence[str] | None,
+    *,
+    parameters_as_inputs: bool,
+    scalars_have_seeds: bool = False,
 ) -> Gradient:
-    """Adds to a draft that is prepared what gradient() adds to a model."""
+    """Adds to a draft that is prepared what gradient() adds to a model.
+
+    With `scalars_have_seeds` the cotangents of scalars are inputs like those of others, not 1.
+    """
     graph = draft.graph
     results = _results(graph, of, draft.caller)
     wanted = sources(draft, results, wrt, "`wrt`")
     builder = Builder(graph)
-    seeds = _seeds(builder, results)
+    seeds = _seeds(builder, results, scalars_have_seeds)
     names = [str(v.name) for v in results]
     inputs = {str(v.name): str(seed.value.name) for v, seed in seeds.items() if seed.value.producer() is None}
     found = _write_gradient(draft, builder, seeds, wanted)
@@ -206,11 +216,11 @@ def _is_float(value: ir.Value) -> bool:
     return value.dtype is not None and value.dtype.is_floating_point() and value.dtype.bitwidth > 8
 
 
-def _seeds(builder: Builder, results: list[ir.Value]) -> dict[ir.Value, Tensor]:
+def _seeds(builder: Builder, results: list[ir.Value], scalars_have_seeds: bool) -> dict[ir.Value, Tensor]:
     seeds = {}
     for value in results:
         tensor = builder.tensor(value)
-        if tensor.shape == () and not tensor.is_sequence:
+        if tensor.shape == () and not tensor.is_sequence and not scalars_have_seeds:
             with builder.at_work(f"{value.name}_grad"):
                 seeds[value] = builder.constant(1, tensor.dtype)
             continue

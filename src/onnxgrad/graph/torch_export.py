@@ -69,6 +69,11 @@ def inputs_of_call(node: ir.Node, signature: Mapping[str, Input]) -> list[Input]
     return [signature[name] for name in _ARGUMENT.findall(arguments) if name in signature]
 
 
+def is_detach(node: ir.Node) -> bool:
+    """Whether a node came from a call of detach(), behind which there is no gradient."""
+    return "torch.ops.aten.detach.default]" in node.metadata_props.get(_CALL, "")
+
+
 class Folding(NamedTuple):
     """What an initializer was computed from by the exporter, before it wrote the file."""
 

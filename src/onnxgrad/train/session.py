@@ -46,21 +46,21 @@ class Session:
         onnxruntime = require_onnxruntime(caller)
         values: dict[str, Any] = {}
         if options is None:
-            options = _own_options(quiet)
+            options = own_options(quiet)
             if device.name != "cpu":
                 options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
                 options.log_severity_level = max(options.log_severity_level, ERRORS)  # copies are our remark
-            proto, weights = _apart(model)
-            values = {name: _ort_value(array) for name, array in weights.items()}
+            proto, weights = without_large_weights(model)
+            values = {name: ort_value(array) for name, array in weights.items()}
             options.add_external_initializers(list(values), list(values.values()))
         else:  # they make more sessions, of models that have other weights of the same names
             options = register(options)
-            proto, weights = _apart(model, large=None)
+            proto, weights = without_large_weights(model, large=None)
         serialized = proto.SerializeToString()
         try:
             self._session = run(onnxruntime.InferenceSession, serialized, options, providers=list(device.providers))
         except Exception as error:
-            if not _is_of_onnxruntime(error):
+            if not is_of_onnxruntime(error):
                 raise
             raise RuntimeError(f"{caller}: onnxruntime refuses the graph to be run: {one_line(error)}") from error
         if device.name == "cuda" and "CUDAExecutionProvider" not in self._session.get_providers():
@@ -182,19 +182,20 @@ def _open_to_capture(proto: Any, options: Any, device: Device, batch: Mapping[st
     try:
         return run(onnxruntime.InferenceSession, fixed.SerializeToString(), options, providers=providers)
     except Exception as error:
-        if not _is_of_onnxruntime(error):
+        if not is_of_onnxruntime(error):
             raise
         return None
     finally:
         options.log_severity_level = severity
 
 
-def _is_of_onnxruntime(error: Exception) -> bool:
+def is_of_onnxruntime(error: Exception) -> bool:
     """Its errors have no type in common."""
     return type(error).__module__.startswith("onnxruntime")
 
 
-def _own_options(quiet: bool) -> Any:
+def own_options(quiet: bool) -> Any:
+    """Options for sessions of training."""
     onnxruntime, options = require_onnxruntime("Trainer"), register()
     options.intra_op_num_threads = get_num_threads()
     if quiet:
@@ -229,7 +230,7 @@ def _described(array: Any, device: Device) -> tuple[Any, tuple[int, ...], int]:
     return kind, tuple(array.shape), device.address(array)
 
 
-def _apart(model: ir.Model, large: int | None = LARGE) -> tuple[Any, dict[str, Array]]:
+def without_large_weights(model: ir.Model, large: int | None = LARGE) -> tuple[Any, dict[str, Array]]:
     """The model without its large weights, and the weights; those in files stay there, memory-mapped.
 
     Without a size of large weights none are left out.
@@ -256,7 +257,8 @@ def _apart(model: ir.Model, large: int | None = LARGE) -> tuple[Any, dict[str, A
             value.const_value = tensor
 
 
-def _ort_value(array: Array) -> Any:
+def ort_value(array: Array) -> Any:
+    """An array as onnxruntime takes it; no copy."""
     from onnxruntime import OrtValue
 
     kind = ir.DataType.from_numpy(array.dtype)
