@@ -20,6 +20,9 @@ from onnxgrad.runtime.register import register
 if _TYPE_CHECKING:
     from onnxgrad.autodiff.check import check_gradient
     from onnxgrad.autodiff.differentiate import gradient, hvp
+    from onnxgrad.edit.adapter_files import load_adapter, save_adapter
+    from onnxgrad.edit.lora import lora
+    from onnxgrad.edit.merge_lora import merge_lora
     from onnxgrad.passes.session import session
     from onnxgrad.rules import vjp
     from onnxgrad.train import losses, metrics, optim, schedules
@@ -42,14 +45,18 @@ __all__ = [
     "gru_grad",
     "gru_training",
     "hvp",
+    "load_adapter",
+    "lora",
     "losses",
     "lstm_grad",
     "lstm_training",
+    "merge_lora",
     "metrics",
     "optim",
     "reference_ops",
     "register",
     "rnn_grad",
+    "save_adapter",
     "schedules",
     "session",
     "set_num_threads",
@@ -63,9 +70,13 @@ _LATER = {
     "check_gradient": "onnxgrad.autodiff.check",
     "gradient": "onnxgrad.autodiff.differentiate",
     "hvp": "onnxgrad.autodiff.differentiate",
+    "load_adapter": "onnxgrad.edit.adapter_files",
+    "lora": "onnxgrad.edit.lora",
     "losses": "onnxgrad.train",
+    "merge_lora": "onnxgrad.edit.merge_lora",
     "metrics": "onnxgrad.train",
     "optim": "onnxgrad.train",
+    "save_adapter": "onnxgrad.edit.adapter_files",
     "schedules": "onnxgrad.train",
     "session": "onnxgrad.passes.session",
     "vjp": "onnxgrad.rules",

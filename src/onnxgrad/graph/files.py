@@ -90,6 +90,24 @@ def _own_names(model: ir.Model) -> None:
                 value.const_value = ir.LazyTensor(given, tensor.dtype, tensor.shape, name=tensor.name)
 
 
+def as_given(result: ir.Model, given: Any) -> Any:
+    """A model of the kind that a caller gave: an onnx_ir.Model, or else a ModelProto.
+
+    Weights in files stay there. A proto does not say in which folder they are, so it has their whole paths.
+    """
+    if isinstance(given, ir.Model):
+        return result
+    for graph in result.graphs():
+        for value in graph.initializers.values():
+            tensor = value.const_value
+            if isinstance(tensor, ir.ExternalTensor) and Path(tensor.path).is_file():
+                where, at = str(Path(tensor.path).absolute()), (tensor.offset, tensor.length)
+                value.const_value = ir.ExternalTensor(
+                    where, *at, tensor.dtype, shape=tensor.shape, name=str(tensor.name)
+                )
+    return ir.to_proto(result)
+
+
 def _itself(tensor: Any) -> Any:
     return tensor
 

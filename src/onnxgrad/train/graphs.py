@@ -19,6 +19,7 @@ from onnxgrad.passes.batch_slice import PLACE, WEIGHTS
 from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.drop_identities import drop_identities
 from onnxgrad.passes.expand_training import expand_training
+from onnxgrad.passes.find_parameters import ADAPTER
 from onnxgrad.passes.finish import FOR_SESSIONS, drop_dead
 from onnxgrad.passes.fuse_attention import fuse_attention
 from onnxgrad.passes.fuse_elementwise import fuse_elementwise
@@ -206,24 +207,24 @@ def _to_train_mode(step: _Step) -> None:
     """Which layers keep their statistics is decided by names: the loss is not there yet."""
     frozen = {name for pattern in _names(step.selection.freeze) or () for name in _matching(step, pattern)}
     if step.selection.freeze_statistics:
-        trainable = _names(step.selection.trainable)
-        frozen |= {
-            n for n, role in step.roles.items()
-            if not (role.is_parameter if trainable is None else any(fnmatch.fnmatchcase(n, p) for p in trainable))
-            and role.kind != "statistic"
-        }  # fmt: skip
+        frozen |= {n for n, role in step.roles.items() if n not in _chosen(step) and role.kind != "statistic"}
     step.statistics = to_train_mode(step.graph, step.place, frozen, by_weights=step.selection.freeze_statistics)
 
 
 def _fuse_attention(step: _Step) -> None:
     """Numbers that are trained are no constants, and masks that are trained stay where they are."""
-    trainable = _names(step.selection.trainable)
-    chosen = {
-        n for n, role in step.roles.items()
-        if (role.is_parameter if trainable is None else any(fnmatch.fnmatchcase(n, p) for p in trainable))
-    }  # fmt: skip
     frozen = {name for pattern in _names(step.selection.freeze) or () for name in _matching(step, pattern)}
-    fuse_attention(step, chosen - frozen)
+    fuse_attention(step, _chosen(step) - frozen)
+
+
+def _chosen(step: _Step) -> set[str]:
+    """What `trainable` names, or all parameters; adapters in any case."""
+    trainable = _names(step.selection.trainable)
+    return {
+        n for n, role in step.roles.items()
+        if role.kind == ADAPTER
+        or (role.is_parameter if trainable is None else any(fnmatch.fnmatchcase(n, p) for p in trainable))
+    }  # fmt: skip
 
 
 def _to_inference_mode(step: _Step) -> None:
@@ -275,6 +276,8 @@ def _choose_parameters(step: _Step) -> None:
             raise ValueError(f"{step.caller}: trainable names {name!r}, which is an input of the model, not a weight")
     loss = next(v for v in step.graph.outputs if v.name == step.loss)
     found = [str(v.name) for v in sources(step, [loss], trainable, "trainable")]
+    if trainable is not None and any(role.kind == ADAPTER for role in step.roles.values()):
+        found = list(dict.fromkeys([*(str(v.name) for v in sources(step, [loss], None, "trainable")), *found]))
     found = [name for name in found if name in step.graph.initializers]
     frozen = {name for pattern in freeze or () for name in _matching(step, pattern)}
     step.parameters = [name for name in found if name not in frozen]
