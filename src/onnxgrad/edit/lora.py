@@ -1,6 +1,5 @@
 """lora(): a model with adapters of low rank beside some of its weights (Hu et al. 2021), which are trained instead."""
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -102,9 +101,7 @@ def _initial(target: Target, rank: int, random: np.random.Generator) -> tuple[Ar
     return random.uniform(-bound, bound, a).astype(np.float32), np.zeros(b, np.float32)
 
 
-def add_adapter(
-    graph: ir.Graph, target: Target, a: Array, b: Array, *, scale: float, dropout: float
-) -> Adapter:
+def add_adapter(graph: ir.Graph, target: Target, a: Array, b: Array, *, scale: float, dropout: float) -> Adapter:
     """Puts an adapter beside a weight, wherever it is used."""
     ending = "embedding_" if target.kind == EMBEDDING else ""
     suffix = "" if target.kind == EMBEDDING else ".weight"
@@ -125,7 +122,9 @@ class _Written:
 
     def __init__(self, graph: ir.Graph, target: Target) -> None:
         self._graph, self._target = graph, target
-        self._taken = {str(v.name) for node in graph.all_nodes() for v in (*node.outputs, *node.inputs) if v is not None}
+        self._taken = {
+            str(v.name) for node in graph.all_nodes() for v in (*node.outputs, *node.inputs) if v is not None
+        }
         self._taken |= {str(v.name) for v in graph.inputs} | set(graph.initializers)
 
     def _free(self, name: str) -> str:
@@ -151,9 +150,7 @@ class _Written:
         self._added.append(node)
         return node.outputs[0]
 
-    def beside(
-        self, node: ir.Node, down: ir.Value, up: ir.Value, factor: ir.Value, ratio: ir.Value | None
-    ) -> None:
+    def beside(self, node: ir.Node, down: ir.Value, up: ir.Value, factor: ir.Value, ratio: ir.Value | None) -> None:
         """The node's result plus what the adapter makes of its input."""
         self._base, self._added = node, list[ir.Node]()
         target, result = self._target, node.outputs[0]
@@ -161,10 +158,13 @@ class _Written:
         if ratio is not None:
             x = self._node("Dropout", [x, ratio])
         if target.kind == LINEAR:
-            turned = node.op_type == "Gemm" and node.attributes.get_int("transA", 0)
-            low = self._node("Gemm", [x, down], [ir.AttrInt64("transA", 1)]) if turned else self._node("MatMul", [x, down])
+            low = (
+                self._node("Gemm", [x, down], [ir.AttrInt64("transA", 1)])
+                if node.attributes.get_int("transA", 0)
+                else self._node("MatMul", [x, down])
+            )
         elif target.kind == CONV:
-            low = self._node("Conv", [x, down], [a for a in node.attributes.values()])
+            low = self._node("Conv", [x, down], list(node.attributes.values()))
         else:
             low = self._node("Gather", [down, x])
         low = self._node("Mul", [low, factor])

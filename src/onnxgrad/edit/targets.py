@@ -44,8 +44,8 @@ class Target:
         if node.op_type == "MatMulNBits":
             return node.attributes.get_int("K", 0), node.attributes.get_int("N", 0)
         first, second = self.shape[:2]
-        is_turned = self.kind == CONV or (node.op_type == "Gemm" and node.attributes.get_int("transB", 0))
-        return (second, first) if is_turned else (first, second)
+        is_transposed = self.kind == CONV or bool(node.attributes.get_int("transB", 0))
+        return (second, first) if is_transposed else (first, second)
 
 
 def find_targets(graph: ir.Graph) -> list[Target]:

@@ -27,6 +27,7 @@ from onnxgrad.passes.fuse_gelu import fuse_gelu
 from onnxgrad.passes.fuse_linear_loss import fuse_linear_loss
 from onnxgrad.passes.fuse_loss import fuse_losses
 from onnxgrad.passes.mix_precision import mix_precision
+from onnxgrad.passes.read_transposed import read_transposed
 from onnxgrad.passes.recompute_blocks import recompute_blocks
 from onnxgrad.passes.recompute_steps import recompute_steps
 from onnxgrad.passes.sample_variance import use_sample_variance
@@ -145,6 +146,7 @@ def step_graph(
         save_batch_statistics,
         *([functools.partial(use_permuted_matmul, precision="bfloat16")] if rounds_products else []),
         *([use_permuted_matmul] if use_amx else []),
+        *([read_transposed] if on_cpu else []),
         *([_use_channels_last] if on_cpu is False else []),
         *([functools.partial(use_permuted_matmul, on_gpu=True)] if on_cpu is False else []),
         *([use_bias_grad] if on_cpu is False else []),

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from onnxgrad.passes.expand_ml import write_attributes
 from onnxgrad.passes.free_batch import fixed_batch
 from onnxgrad.passes.prepare import RESTORE, prepare
 from onnxgrad.passes.train_mode import SEED, to_inference_mode
+from onnxgrad.tensor_types import Array
 from onnxgrad.train.batch_dimension import with_free_batch
 from onnxgrad.train.batches import Batches, LocalBatch, not_finite
 from onnxgrad.train.buffers import Buffers, side_by_side
@@ -29,6 +30,7 @@ from onnxgrad.train.distributed.ranks import Ranks, on_every_rank, ranks_of
 from onnxgrad.train.distributed.sharding import BatchSlicer
 from onnxgrad.train.evaluation import Evaluation, Metric
 from onnxgrad.train.fitting import FitOptions, Log, Position, Record, TrainingStoppedError, fit
+from onnxgrad.train.frozen_weights import read_weights
 from onnxgrad.train.graphs import LOSS_SCALE, EvaluationGraph, Selection, evaluation_graph, step_graph
 from onnxgrad.train.loss_scale import LossScale
 from onnxgrad.train.losses import Loss, Total
@@ -151,7 +153,9 @@ class Trainer:
         inference = prepared.clone()
         self._step = step_graph(prepared, *self._how)
         loss, _, _, _, on_cpu, _, _ = self._how
-        return evaluation_graph(inference, loss, self._step, on_cpu)
+        evaluated = evaluation_graph(inference, loss, self._step, on_cpu)
+        read_weights(self._step.model, evaluated.model)
+        return evaluated
 
     def _freed(self, prepared: Draft) -> Draft:
         """The model for batches of any size, if examples do not depend on their batch; its last remark says so."""
@@ -628,22 +632,28 @@ class Trainer:
         Dropout stays, inactive, so that the model can be trained again. A file is there, or replaced, only once onnx
         and onnxruntime have accepted the new one.
         """
+        return self.write(lambda model, arrays: _export(model, arrays, Path(path)))
+
+    def write(self, writer: Callable[[ir.Model, dict[str, Array]], list[Path]]) -> list[Path]:
+        """Has a function write files; it is given the original model and what training changed of it, by name."""
         self._settle()
         with self.ranks.together():
-            found: list[Path] = self.ranks.on_first(lambda: self._export(Path(path)))
+            found: list[Path] = self.ranks.on_first(lambda: writer(self._load(), self._changed()))
         return found
 
-    def _export(self, path: Path) -> list[Path]:
-        model = self._load()
-        tensors: dict[str, Any] = {name: v.const_value for name, v in model.graph.initializers.items()}
-        apart = any(isinstance(t, ir.ExternalTensor) for t in tensors.values())
-        arrays = {name: self._device.to_numpy(a) for name, a in (*self.parameters.items(), *self.statistics.items())}
-        for name in arrays.keys() - write_attributes(model.graph, arrays):
-            kind = tensors[name].dtype
-            values = arrays[name].astype(kind.numpy(), copy=False)
-            model.graph.initializers[name].const_value = ir.Tensor(values, dtype=kind, name=name)
-        to_inference_mode(model)
-        return save(model, path, None if apart else path)
+    def _changed(self) -> dict[str, Array]:
+        return {name: self._device.to_numpy(a) for name, a in (*self.parameters.items(), *self.statistics.items())}
+
+
+def _export(model: ir.Model, arrays: dict[str, Array], path: Path) -> list[Path]:
+    tensors: dict[str, Any] = {name: v.const_value for name, v in model.graph.initializers.items()}
+    apart = any(isinstance(t, ir.ExternalTensor) for t in tensors.values())
+    for name in arrays.keys() - write_attributes(model.graph, arrays):
+        kind = tensors[name].dtype
+        values = arrays[name].astype(kind.numpy(), copy=False)
+        model.graph.initializers[name].const_value = ir.Tensor(values, dtype=kind, name=name)
+    to_inference_mode(model)
+    return save(model, path, None if apart else path)
 
 
 def _are_names(given: Any) -> bool:
