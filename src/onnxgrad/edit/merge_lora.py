@@ -149,10 +149,10 @@ def _dequantized(node: ir.Node, adapter: Adapter, product: Array) -> dict[ir.Val
 
 def _changed_bits(node: ir.Node, adapter: Adapter, product: Array) -> dict[ir.Value, ir.Tensor[Any]]:
     """Of the inputs of MatMulNBits."""
-    rows, columns, size, bits = (node.attributes.get_int(n, 4) for n in ("N", "K", "block_size", "bits"))
+    rows, columns, size, bits = (int(node.attributes.get_int(n, 4)) for n in ("N", "K", "block_size", "bits"))
     inputs = [*node.inputs, *[None] * 5][:5]
     weight, scale, zero, order = (None if v is None else v.const_value for v in inputs[1:5])
-    if weight is None or scale is None or bits not in (2, 4, 8) or node.attributes.get_int("weight_prepacked", 0):
+    if weight is None or scale is None or bits not in (2, 4, 8) or bool(node.attributes.get_int("weight_prepacked", 0)):
         raise ValueError(f"merge_lora: the weight of {adapter.module!r} is packed in a way that is not known here")
     blocks, middle = -(-columns // size), 1 << (bits - 1)
     if order is not None and (order.numpy()[:columns] != np.arange(columns) // size).any():

@@ -288,6 +288,8 @@ def _ask_the_modules(graph: ir.Graph, uses: _Uses, inputs: Mapping[str, Input], 
         tensor: Any = value.const_value
         if kind_of(value) is not None or name in known or role.kind in ("unused", "statistic", "mask"):
             continue
+        if value not in uses.of:  # a scale of quantization
+            continue
         folding = folding_of(value, inputs)
         if role.kind == "scalar" and (folding is None or not folding.parameters):
             continue
