@@ -118,7 +118,7 @@ def _write_for_onnxruntime(
     adapter.set_model_version(1)
     adapter.set_parameters(values)
     with replaced(path.absolute()) as draft:
-        adapter.export_adapter(draft)
+        adapter.export_adapter(str(draft))
     return [path]
 
 

@@ -102,15 +102,16 @@ def _changed(node: ir.Node, adapter: Adapter, product: Array) -> dict[ir.Value, 
     if found is None:
         raise ValueError(f"merge_lora: the weight of {adapter.module!r} is computed, expected an initializer")
     weight, path = found
+    rounds = next((at for at in path if at.op_type == "QuantizeLinear"), None)
+    if rounds is not None:
+        raise ValueError(
+            f"merge_lora: the weight of {adapter.module!r} is rounded by QuantizeLinear (node {rounds.name!r}) whenever "
+            "the model runs, expected integers: keep the adapter, or quantize the merged model"
+        )
     for at in reversed(path):
         if at.op_type == "Transpose":
             perm = at.attributes.get_ints("perm", range(product.ndim)[::-1])
             product = product.transpose(np.argsort(perm))
-        elif at.op_type == "QuantizeLinear":
-            raise ValueError(
-                f"merge_lora: the weight of {adapter.module!r} is rounded by QuantizeLinear (node {at.name!r}) "
-                "whenever the model runs, expected integers: keep the adapter, or quantize the merged model"
-            )
         elif at.op_type == "DequantizeLinear":
             return _dequantized(at, adapter, product)
     tensor: Any = weight.const_value
@@ -186,7 +187,10 @@ def _substitute(graph: ir.Graph, nodes: Sequence[ir.Node], changed: Mapping[ir.V
     """Gives nodes weights with other numbers; where other nodes use the old ones, both stay."""
     copies: dict[ir.Value, ir.Value] = {}
     for value, tensor in changed.items():
-        copy = ir.Value(name=f"{value.name}{MERGED}", type=value.type, shape=value.shape, const_value=tensor)
+        name = f"{value.name}{MERGED}"
+        while name in graph.initializers:
+            name += "_"
+        copy = ir.Value(name=name, type=value.type, shape=value.shape, const_value=tensor)
         copies[value] = copy
         copy.metadata_props.update(value.metadata_props)
         graph.register_initializer(copy)
@@ -197,9 +201,9 @@ def _substitute(graph: ir.Graph, nodes: Sequence[ir.Node], changed: Mapping[ir.V
     for value, copy in reversed(copies.items()):
         if not _is_gone(graph, value):
             continue
-        if (made := copy.producer()) is not None:
-            made.name = str(made.name).removesuffix(MERGED)
-            copy.name = value.name
+        before, made = value.producer(), copy.producer()
+        if before is not None and made is not None:
+            made.name, copy.name = before.name, value.name
         else:
             graph.initializers.pop(str(copy.name))
             copy.name = value.name
