@@ -5,6 +5,9 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
 
 from onnxgrad.cli import specs
 from onnxgrad.cli.data import Columns, expect_classes, expect_columns, read_columns, unused, validation
@@ -12,6 +15,9 @@ from onnxgrad.cli.launch import Processes
 from onnxgrad.cli.overwriting import expect_other_files
 from onnxgrad.cli.plot import expect_plottable
 from onnxgrad.cli.training import Options
+from onnxgrad.edit.adapter_files import ADAPTER_FILES, is_adapter_path
+from onnxgrad.edit.lora import lora
+from onnxgrad.graph.adapters import adapters_of
 from onnxgrad.graph.files import expect_place, load
 from onnxgrad.passes.find_logits import activation_of
 from onnxgrad.train.batches import Batches
@@ -37,9 +43,10 @@ class Files:
         def beside(given: str | Path | None, suffix: str) -> Path:
             return Path(given) if given is not None else output.with_suffix(suffix)
 
+        is_taken = output.suffix == ".safetensors"  # by adapters
         files = cls(
             output,
-            beside(options.checkpoint, ".safetensors"),
+            beside(options.checkpoint, ".checkpoint.safetensors" if is_taken else ".safetensors"),
             output.with_suffix(".best.safetensors"),
             None if options.metrics == "none" else beside(options.metrics, ".jsonl"),
             None if options.plot == "none" else beside(options.plot, ".svg"),
@@ -56,7 +63,8 @@ class Files:
             other = taken.setdefault(path.absolute(), option)
             if other != option and (other, option) != ("MODEL", "--output"):  # of these the user is asked
                 raise ValueError(f"{option} and {other} are both {str(path)!r}, expected files of their own")
-            expect_place(path)
+            if not (option == "--output" and path.is_dir()):  # which is for adapters; preparing a run looks for such
+                expect_place(path)
             expect_writable(option, path.parent)
         if files.plot is not None:
             expect_plottable(files.plot)
@@ -89,12 +97,15 @@ class Prepared:
     validation: Batches | None
     metrics: dict[str, Metric]
     remarks: list[str]
+    writes_adapters: bool = False  # alone, without the model
 
 
 def prepare(options: Options, processes: Processes | None = None) -> Prepared:
     """Reads and checks everything, and makes the trainer."""
     loaded = load(options.model, "train")
     expect_other_files(options.model, loaded, options.output, options.overwrite)
+    loaded = _with_adapters(loaded, options)
+    writes_adapters = _writes_adapters(loaded, options.output)
     graph = loaded.graph
     outputs = [str(v.name) for v in graph.outputs]
     values = {str(v.name): v for node in graph for v in node.outputs}
@@ -137,7 +148,7 @@ def prepare(options: Options, processes: Processes | None = None) -> Prepared:
     if is_first and options.resume is not None and not options.resume.is_file():
         raise FileNotFoundError(f"--resume: {str(options.resume)!r} does not exist, expected a checkpoint")
     trainer = Trainer(
-        options.model, loss, optimizer, options.trainable or None,
+        loaded if options.lora else options.model, loss, optimizer, options.trainable or None,
         freeze=options.freeze, freeze_statistics=options.freeze_statistics, device=options.device,
         precision=options.precision, schedule=schedule, clip_norm=options.clip_norm, clip_value=options.clip_value,
         accumulate=options.accumulate, seed=options.seed, recompute=options.recompute,
@@ -150,7 +161,32 @@ def prepare(options: Options, processes: Processes | None = None) -> Prepared:
     _try_out("--data", trainer, columns, options.batch_size, {})
     if held_out is not None:
         _try_out("--val", trainer, held_out, options.batch_size, metrics)
-    return Prepared(trainer, batches, validating, metrics, remarks)
+    return Prepared(trainer, batches, validating, metrics, remarks, writes_adapters)
+
+
+def _with_adapters(loaded: ir.Model, options: Options) -> ir.Model:
+    """The model with the adapters that were asked for."""
+    given = {"rank": options.lora_rank, "alpha": options.lora_alpha}
+    settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if options.lora:
+        return lora(loaded, options.lora, seed=options.seed, **settings)  # type: ignore[no-any-return]
+    for name in settings:
+        raise ValueError(f"--lora-{name} is a setting of adapters: name the weights to put them beside with --lora")
+    return loaded
+
+
+def _writes_adapters(loaded: ir.Model, output: Path) -> bool:
+    """Whether the output is for adapters alone; raises if it is and there are none."""
+    if is_adapter_path(output) and adapters_of(loaded):
+        return True
+    if output.suffix in ADAPTER_FILES:
+        raise ValueError(
+            f"-o: {str(output)!r} is a file for adapters, of which the model has none: name weights to put some beside "
+            "with --lora, or a file that ends with .onnx"
+        )
+    if output.is_dir():
+        raise IsADirectoryError(f"{str(output)!r} is a folder, expected the name of a file to write")
+    return False
 
 
 def _try_out(option: str, trainer: Trainer, columns: Columns, size: int, metrics: Mapping[str, Metric]) -> None:

@@ -20,6 +20,7 @@ from onnxgrad.cli.preparation import Files, Prepared, prepare
 from onnxgrad.cli.run_log import Event, RunLog, read_log, up_to
 from onnxgrad.cli.tensorboard import EventFile
 from onnxgrad.cli.training import Options
+from onnxgrad.edit.adapter_files import save_adapter
 from onnxgrad.train.fitting import TrainingStoppedError
 from onnxgrad.train.interruption import Interrupted
 
@@ -87,10 +88,13 @@ def run(options: Options, context: click.Context) -> None:
         if options.keep_best and trainer.ranks.on_first(files.best.is_file):
             trainer.restore(files.best)
         with _or_go_on(again):
-            model_files = trainer.export(files.output)
+            if prepared.writes_adapters:
+                model_files = save_adapter(trainer, files.output)
+            else:
+                model_files = trainer.export(files.output)
         run_log.write({"event": "end", "step": trainer.steps})
     if not options.quiet:
-        show_outcome(run_log, list(prepared.metrics), _written(files, model_files, options))
+        show_outcome(run_log, list(prepared.metrics), _written(files, model_files, options, prepared.writes_adapters))
 
 
 def _plot(path: Path | None, run_log: RunLog) -> None:
@@ -170,9 +174,14 @@ def _as_json(options: Options) -> dict[str, Any]:
     }
 
 
-def _written(files: Files, model_files: Sequence[Path], options: Options) -> dict[str, Path | None]:
+def _written(files: Files, model_files: Sequence[Path], options: Options, is_adapter: bool) -> dict[str, Path | None]:
+    model = (
+        {"adapters": model_files[0], "their settings": next(iter(model_files[1:]), None)}
+        if is_adapter
+        else {"trained model": files.output, "its weights": next(iter(model_files[1:]), None)}
+    )
     return {
-        "trained model": files.output, "its weights": next(iter(model_files[1:]), None),
+        **model,
         "checkpoint": files.checkpoint,
         "checkpoint of the best epoch": files.best if options.keep_best else None,
         "every update": files.metrics, "plot": files.plot, "TensorBoard": options.tensorboard,

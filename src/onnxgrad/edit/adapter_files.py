@@ -22,6 +22,7 @@ from onnxgrad.runtime.register import require_onnxruntime
 from onnxgrad.tensor_types import Array
 
 SAFETENSORS, OF_ONNXRUNTIME = ".safetensors", ".onnx_adapter"
+ADAPTER_FILES = (SAFETENSORS, OF_ONNXRUNTIME)
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"  # PEFT's files in a folder
 PREFIX = "base_model.model."  # of PEFT's names
 SETTINGS = "adapter_config"  # in the metadata of a file without a folder
@@ -38,7 +39,7 @@ class Trained(Protocol):
 
 def is_adapter_path(path: Path) -> bool:
     """Whether save_adapter() writes there, and nothing else does: a folder, or a file with the ending of adapters."""
-    return path.is_dir() or path.suffix in ("", SAFETENSORS, OF_ONNXRUNTIME)
+    return path.is_dir() or path.suffix in ("", *ADAPTER_FILES)
 
 
 def save_adapter(model: Any, path: str | Path) -> list[Path]:

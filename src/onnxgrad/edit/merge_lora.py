@@ -105,8 +105,8 @@ def _changed(node: ir.Node, adapter: Adapter, product: Array) -> dict[ir.Value, 
     rounds = next((at for at in path if at.op_type == "QuantizeLinear"), None)
     if rounds is not None:
         raise ValueError(
-            f"merge_lora: the weight of {adapter.module!r} is rounded by QuantizeLinear (node {rounds.name!r}) whenever "
-            "the model runs, expected integers: keep the adapter, or quantize the merged model"
+            f"merge_lora: the weight of {adapter.module!r} is rounded by QuantizeLinear (node {rounds.name!r}) "
+            "whenever the model runs, expected integers: keep the adapter, or quantize the merged model"
         )
     for at in reversed(path):
         if at.op_type == "Transpose":
