@@ -145,7 +145,7 @@ def test_a_table_that_is_also_the_last_layer():
 @pytest.mark.parametrize(
     "targets, text",
     [
-        ("*query*|*value*", "no layer is named '*query*' and '*value*'; there are 'first', 'second'"),
+        ("*query*|*value*", "no layer is named '*query*' or '*value*'; there are 'first', 'second'"),
         ("frist", "no layer is named 'frist'; did you mean 'first'? Names are 'first', 'second'."),
         (["first", "third"], "no layer is named 'third'"),
         ([], "targets is empty, expected names or patterns such as 'first', 'second'"),
@@ -178,6 +178,14 @@ def test_layers_that_can_have_none():
         onnxgrad.lora(stack, "layer")
     with pytest.raises(ValueError, match="the model has no weight of a product, a convolution or an embedding"):
         onnxgrad.lora(model_of("y = Relu(x)"))
+    integers = model_of(
+        "q, s, z = DynamicQuantizeLinear(x) p = MatMulInteger(q, layer__weight, z) c = Cast<to = 1>(p) y = Mul(c, s)",
+        layer__weight=np.ones((INPUTS, 4), np.int8),
+    )
+    with pytest.raises(
+        ValueError, match="'layer' can have none: MatMulInteger rounds what it multiplies, and passes no"
+    ):
+        onnxgrad.lora(integers, "*q_proj")
 
 
 def test_no_adapters_on_adapters():

@@ -2,6 +2,7 @@
 
 import fnmatch
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -15,6 +16,7 @@ from onnxgrad.schema import MICROSOFT, is_standard
 
 PASSED = {"Cast", "DequantizeLinear", "Identity", "QuantizeLinear", "Transpose"}  # between a weight and its user
 _ENDING = re.compile(r"\.weight(_\w+)?$")  # quantizers append to names: query.weight_quantized, query.weight_Q4
+_OF_INTEGERS = {"MatMulInteger": 1, "ConvInteger": 1, "QLinearMatMul": 3, "QLinearConv": 3}  # where the weight is
 _KINDS = {"MatMul": (LINEAR, 1), "Gemm": (LINEAR, 1), "Conv": (CONV, 1), "Gather": (EMBEDDING, 0)}
 
 
@@ -59,8 +61,9 @@ def find_targets(graph: ir.Graph) -> list[Target]:
             if found[key] is not target:
                 found[key].nodes.append(node)
     taken: set[str] = set()
+    ways = Counter(weight for weight, _ in found)
     for target in found.values():
-        _name(target, taken)
+        _name(target, taken, is_tied=ways[target.weight] > 1)
     return list(found.values())
 
 
@@ -83,13 +86,15 @@ def choose(targets: Sequence[Target], patterns: str | Sequence[str], rank: int, 
 
 
 def _nothing(targets: Sequence[Target], able: Sequence[Target], wanted: Sequence[str], rank: int, caller: str) -> str:
-    shown = " and ".join(map(repr, wanted))
+    shown = " or ".join(map(repr, wanted))
     for target in targets:
         why = target.refused or _refusal(target, rank)
         if why and any(_matches(target, p) for p in wanted):
             return f"{caller}: {target.module!r}, which {shown} names, can have no adapter: {why}"
     if not able:
-        return f"{caller}: the model has no weight of a product, a convolution or an embedding to put an adapter beside"
+        why = next((f"; {t.module!r} can have none: {t.refused}" for t in targets if t.refused), "")
+        expected = "a product, a convolution or an embedding to put an adapter beside"
+        return f"{caller}: the model has no weight of {expected}{why}"
     modules = [t.module for t in able]
     plain = wanted[0].strip("*.")
     close = suggestion(plain, [*dict.fromkeys(m.rpartition(".")[2] for m in modules), *modules])
@@ -116,6 +121,12 @@ def _target(node: ir.Node) -> Target | None:
         return Target(LINEAR, 1, weight, (), scales.dtype, [node])
     if not is_standard(node.domain):
         return None
+    if node.op_type in _OF_INTEGERS:
+        value = node.inputs[_OF_INTEGERS[node.op_type]]
+        why = f"{node.op_type} rounds what it multiplies, and passes no gradient on: quantize the weights alone"
+        if value is None or value.const_value is None:
+            return None
+        return Target("", 1, value, (), ir.DataType.FLOAT, [node], refused=why)
     kind, at = _KINDS.get(node.op_type, ("", 1))
     value = node.inputs[at] if at < len(node.inputs) else None
     found = None if value is None or role_at(node, at) is None else weight_behind(value)
@@ -189,12 +200,15 @@ def _how(target: Target) -> object:
     return node.op_type, *(str(node.attributes.get(name)) for name in ("strides", "pads", "dilations", "auto_pad"))
 
 
-def _name(target: Target, taken: set[str]) -> None:
-    """The layer's name: that of its weight without `.weight`, or of the module its first node is in."""
+def _name(target: Target, taken: set[str], is_tied: bool) -> None:
+    """The layer's name: that of its weight without `.weight`, or of the module its first node is in.
+
+    An embedding that is also the last layer has one name; the modules that use it have one each.
+    """
     weight = str(target.weight.name)
     scope = module_of(target.nodes[0]) or ""
     stem = _ENDING.sub("", weight)
-    wanted = [stem] if stem != weight else [scope, weight]
+    wanted = [stem] if stem != weight and not (is_tied and scope) else [scope, weight]
     wanted += [scope, f"{stem}.{target.kind or target.nodes[0].op_type}"]
     free = (name for name in wanted if name and name not in taken)
     target.module = next(free, "") or f"{weight}.{target.nodes[0].name}"
