@@ -29,8 +29,8 @@ CALLBACKS = "What fit() calls along the way: they watch, keep the best epoch, an
 SOURCES = """Data as people have it, as [data.md](data.md) shows; `Batches` takes a source, which `read` makes of a file
 or folder."""
 METRICS = "Numbers for validation data besides the loss; any function of outputs and batch is one."
+FINE_TUNING = """Change a model before it is trained; [fine-tuning.md](fine-tuning.md) shows how they are used."""
 GRADIENTS = "Take a model and return the model with its gradient, or with products of its Hessian."
-PARTS = "Take models and return models: with a new last layer, a part of one, or two made one."
 RUNTIME = "These make our operators known to stock onnxruntime, onnx and models, and set the number of threads."
 CALLS = "Every operator is called in the same ways; [operators.md](operators.md) says what each of them computes."
 TORCH = """Models, modules and ONNX operators inside PyTorch, differentiable by torch.autograd; `import onnxgrad.torch`.
@@ -104,8 +104,9 @@ def api_page() -> str:
     names = ("read", "Source", "Arrays", "balanced_weights")
     sources = [entry(getattr(onnxgrad.sources, name), f"onnxgrad.sources.{name}") for name in names]
     parts += ["## onnxgrad.sources", SOURCES, *sources]
-    parts += ["## Heads and parts", PARTS]
-    parts += [entry(getattr(onnxgrad, name), f"onnxgrad.{name}") for name in ("replace_head", "cut", "join")]
+    parts += ["## Fine-tuning", FINE_TUNING]
+    names = ("replace_head", "cut", "join", "lora", "save_adapter", "load_adapter", "merge_lora")
+    parts += [entry(getattr(onnxgrad, name), f"onnxgrad.{name}") for name in names]
     parts += ["## Gradients", GRADIENTS]
     parts += [entry(getattr(onnxgrad, name), f"onnxgrad.{name}") for name in ("gradient", "hvp", "check_gradient")]
     parts += [of_result(name) for name in ("GradientCheck", "Compared")]

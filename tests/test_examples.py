@@ -133,6 +133,19 @@ def test_finetuning_minilm(folder):
         assert all(name.startswith(patterns) for name in changed)
 
 
+def test_lora_beside_full_finetuning(folder):
+    printed = run("lora", "--epochs", 2, "--texts", 240, "--out", folder)
+    full, adapted = (re.search(rf"{way}.*", printed)[0] for way in ("22,568,456", "76,808"))
+    memory, written, before, after = zip(
+        *(numbers(r"([\d.]+) MB +([\d.]+) MB +([\d.]+)% +([\d.]+)%", row) for row in (full, adapted)), strict=True
+    )
+    assert memory[1] < 0.5 * memory[0] and written[1] < 0.01 * written[0]
+    assert max(before) < 30 and min(after) > 50
+    assert "Food & Drink" in printed and (folder / "adapter" / "adapter_config.json").is_file()
+    plain = onnx.load(folder / "merged.onnx")
+    assert not any("lora" in t.name for t in plain.graph.initializer)
+
+
 def test_minilm_is_the_model_in_the_package():
     """Against PyTorch's own encoder layers with the same weights."""
     w = load_file(minilm.package_folder() / "model.safetensors")

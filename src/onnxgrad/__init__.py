@@ -21,8 +21,11 @@ if _TYPE_CHECKING:
     from onnxgrad import sources
     from onnxgrad.autodiff.check import check_gradient
     from onnxgrad.autodiff.differentiate import gradient, hvp
+    from onnxgrad.edit.adapter_files import load_adapter, save_adapter
     from onnxgrad.edit.cut import cut
     from onnxgrad.edit.join import join
+    from onnxgrad.edit.lora import lora
+    from onnxgrad.edit.merge_lora import merge_lora
     from onnxgrad.edit.replace_head import replace_head
     from onnxgrad.passes.session import session
     from onnxgrad.rules import vjp
@@ -51,15 +54,19 @@ __all__ = [
     "gru_training",
     "hvp",
     "join",
+    "load_adapter",
+    "lora",
     "losses",
     "lstm_grad",
     "lstm_training",
+    "merge_lora",
     "metrics",
     "optim",
     "reference_ops",
     "register",
     "replace_head",
     "rnn_grad",
+    "save_adapter",
     "schedules",
     "session",
     "set_num_threads",
@@ -78,10 +85,14 @@ _LATER = {
     "gradient": "onnxgrad.autodiff.differentiate",
     "hvp": "onnxgrad.autodiff.differentiate",
     "join": "onnxgrad.edit.join",
+    "load_adapter": "onnxgrad.edit.adapter_files",
+    "lora": "onnxgrad.edit.lora",
     "losses": "onnxgrad.train",
+    "merge_lora": "onnxgrad.edit.merge_lora",
     "metrics": "onnxgrad.train",
     "optim": "onnxgrad.train",
     "replace_head": "onnxgrad.edit.replace_head",
+    "save_adapter": "onnxgrad.edit.adapter_files",
     "schedules": "onnxgrad.train",
     "session": "onnxgrad.passes.session",
     "sources": "onnxgrad",

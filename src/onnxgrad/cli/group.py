@@ -41,6 +41,7 @@ def main() -> None:
     onnxgrad report trained.jsonl               shows a run in a browser
     onnxgrad cut model.onnx --output features -o part.onnx
                                                 takes a part of a model
+    onnxgrad merge model.onnx -o merged.onnx    folds LoRA adapters into weights
     onnxgrad grad model.onnx -o gradient.onnx   adds the gradient to a model
     onnxgrad check model.onnx                   compares it with difference quotients
     onnxgrad ops --rules                        lists the operators that have one

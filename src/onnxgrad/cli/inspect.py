@@ -54,8 +54,9 @@ def inspect(model: Path, all_rows: bool) -> None:
     if len(shown) < len(weights):
         console.print(f"and {len(weights) - len(shown)} more: --all shows them")
     trained = [tensor.size for _, role, tensor in weights if role.is_parameter]
-    lines = [f"trained by default: {sum(trained):,} numbers in {len(trained)} initializers"]
-    lines += [*_about_head(draft), *_about_batches(draft), *_about_modes(graph), *_about_rules(graph), *draft.remarks]
+    lines = [*_about_head(draft), *_about_adapters(draft)]
+    lines += [f"trained by default: {sum(trained):,} numbers in {len(trained)} initializers"]
+    lines += [*_about_batches(draft), *_about_modes(graph), *_about_rules(graph), *draft.remarks]
     for line in lines:
         console.print(line, markup=False)
 
@@ -66,6 +67,17 @@ def _about_head(draft: "Draft") -> list[str]:
 
     names = head_of(draft.model)
     return [f"head: {', '.join(names)}; `--trainable head` trains it alone"] if names else []
+
+
+def _about_adapters(draft: "Draft") -> list[str]:
+    """How many, and of what rank."""
+    from onnxgrad.graph.adapters import adapters_of
+
+    adapters = adapters_of(draft.model)
+    if not adapters:
+        return []
+    ranks = ", ".join(str(rank) for rank in sorted({adapter.rank for adapter in adapters}))
+    return [f"adapters: {len(adapters)} of rank {ranks}; `onnxgrad merge` folds them into the weights"]
 
 
 def _about_batches(draft: "Draft") -> list[str]:

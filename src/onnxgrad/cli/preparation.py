@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -16,7 +17,10 @@ from onnxgrad.cli.overwriting import expect_other_files
 from onnxgrad.cli.plot import expect_plottable
 from onnxgrad.cli.reporting.contents import expect_report
 from onnxgrad.cli.training import Options
+from onnxgrad.edit.adapter_files import ADAPTER_FILES, is_adapter_path
+from onnxgrad.edit.lora import lora
 from onnxgrad.edit.replace_head import replace_head
+from onnxgrad.graph.adapters import adapters_of
 from onnxgrad.graph.files import expect_place, load
 from onnxgrad.graph.head import head_of
 from onnxgrad.graph.suggest import suggestion
@@ -49,9 +53,10 @@ class Files:
         def beside(given: str | Path | None, suffix: str) -> Path:
             return Path(given) if given is not None else output.with_suffix(suffix)
 
+        is_taken = output.suffix == ".safetensors"  # by adapters
         files = cls(
             output,
-            beside(options.checkpoint, ".safetensors"),
+            beside(options.checkpoint, ".checkpoint.safetensors" if is_taken else ".safetensors"),
             output.with_suffix(".best.safetensors"),
             None if options.metrics == "none" else beside(options.metrics, ".jsonl"),
             None if options.plot == "none" else beside(options.plot, ".svg"),
@@ -73,7 +78,8 @@ class Files:
             other = taken.setdefault(path.absolute(), option)
             if other != option and (other, option) != ("MODEL", "--output"):  # of these the user is asked
                 raise ValueError(f"{option} and {other} are both {str(path)!r}, expected files of their own")
-            expect_place(path)
+            if not (option == "--output" and path.is_dir()):  # which is for adapters; preparing a run looks for such
+                expect_place(path)
             expect_writable(option, path.parent)
         if files.plot is not None:
             expect_plottable(files.plot)
@@ -111,6 +117,7 @@ class Prepared:
     updates: int
     remarks: list[str]
     classes: Mapping[str, Sequence[str]]  # of targets and features that are text
+    writes_adapters: bool = False  # alone, without the model
 
 
 def prepare(options: Options, processes: Processes | None = None) -> Prepared:
@@ -120,6 +127,8 @@ def prepare(options: Options, processes: Processes | None = None) -> Prepared:
     loss = _loss(options, loaded)
     if options.new_head is not None:
         loaded = _with_new_head(options, loaded, loss)
+    loaded = _with_adapters(loaded, options)
+    writes_adapters = _writes_adapters(loaded, options.output)
     graph = loaded.graph
     outputs = [str(v.name) for v in graph.outputs]
     values = {str(v.name): v for node in graph for v in node.outputs}
@@ -164,7 +173,8 @@ def prepare(options: Options, processes: Processes | None = None) -> Prepared:
     if is_first and options.resume is not None and not options.resume.is_file():
         raise FileNotFoundError(f"--resume: {str(options.resume)!r} does not exist, expected a checkpoint")
     trainer = Trainer(
-        options.model if options.new_head is None else loaded, loss, optimizer, options.trainable or None,
+        loaded if options.lora or options.new_head is not None else options.model, loss, optimizer,
+        options.trainable or None,
         freeze=options.freeze, freeze_statistics=options.freeze_statistics, device=options.device,
         precision=options.precision, schedule=schedule, clip_norm=options.clip_norm, clip_value=options.clip_value,
         accumulate=options.accumulate, seed=options.seed, recompute=options.recompute, ema=options.ema,
@@ -180,7 +190,32 @@ def prepare(options: Options, processes: Processes | None = None) -> Prepared:
     _try_out("--data", trainer, source, options.batch_size, {})
     if held_out is not None:
         _try_out("--val", trainer, held_out, options.batch_size, metrics)
-    return Prepared(trainer, loss, batches, validating, metrics, updates, remarks, source.classes)
+    return Prepared(trainer, loss, batches, validating, metrics, updates, remarks, source.classes, writes_adapters)
+
+
+def _with_adapters(loaded: ir.Model, options: Options) -> ir.Model:
+    """The model with the adapters that were asked for."""
+    given = {"rank": options.lora_rank, "alpha": options.lora_alpha}
+    settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if options.lora:
+        return lora(loaded, options.lora, seed=options.seed, **settings)  # type: ignore[no-any-return]
+    for name in settings:
+        raise ValueError(f"--lora-{name} is a setting of adapters: name the weights to put them beside with --lora")
+    return loaded
+
+
+def _writes_adapters(loaded: ir.Model, output: Path) -> bool:
+    """Whether the output is for adapters alone; raises if it is and there are none."""
+    if is_adapter_path(output) and adapters_of(loaded):
+        return True
+    if output.suffix in ADAPTER_FILES:
+        raise ValueError(
+            f"-o: {str(output)!r} is a file for adapters, of which the model has none: name weights to put some beside "
+            "with --lora, or a file that ends with .onnx"
+        )
+    if output.is_dir():
+        raise IsADirectoryError(f"{str(output)!r} is a folder, expected the name of a file to write")
+    return False
 
 
 def _expect_comparable(options: Options, metrics: Mapping[str, Metric]) -> None:

@@ -27,6 +27,7 @@ from onnxgrad.cli.reporting.worst import examples_event
 from onnxgrad.cli.run_log import Event, RunLog, numbers_of, read_log, up_to
 from onnxgrad.cli.tensorboard import EventFile
 from onnxgrad.cli.training import Options
+from onnxgrad.edit.adapter_files import save_adapter
 from onnxgrad.train.callbacks import Callback, EarlyStopping, KeepBest
 from onnxgrad.train.fitting import TrainingStoppedError
 from onnxgrad.train.interruption import Interrupted
@@ -107,12 +108,15 @@ def run(options: Options, context: click.Context) -> None:
         norms = NormRecorder(trainer, facts["parameters"], prepared.updates) if reports else None
         _fit(options, files, prepared, run_log, board, norms, again)
         with _or_go_on(again), waiting(f"writing {options.output.name}", options.quiet):
-            model_files = trainer.export(files.output)
+            if prepared.writes_adapters:
+                model_files = save_adapter(trainer, files.output)
+            else:
+                model_files = trainer.export(files.output)
         run_log.write({"event": "end", "step": trainer.steps, "model_bytes": bytes_of(model_files)})
         if reports:
             run_log.write(_examples(options, prepared))
     if not options.quiet:
-        written = _written(files, model_files, options)
+        written = _written(files, model_files, options, prepared.writes_adapters)
         written |= {"names of classes": files.classes} if prepared.classes else {}
         show_outcome(run_log, prepared.metrics, options, written)
 
@@ -213,9 +217,14 @@ def _as_json(options: Options) -> dict[str, Any]:
     }
 
 
-def _written(files: Files, model_files: Sequence[Path], options: Options) -> dict[str, Path | None]:
+def _written(files: Files, model_files: Sequence[Path], options: Options, is_adapter: bool) -> dict[str, Path | None]:
+    model = (
+        {"adapters": model_files[0], "their settings": next(iter(model_files[1:]), None)}
+        if is_adapter
+        else {"trained model": files.output, "its weights": next(iter(model_files[1:]), None)}
+    )
     return {
-        "trained model": files.output, "its weights": next(iter(model_files[1:]), None),
+        **model,
         "checkpoint": files.checkpoint,
         "checkpoint of the best epoch": files.best if options.keep_best else None,
         "every update": files.metrics, "plot": files.plot, "report": files.report, "TensorBoard": options.tensorboard,

@@ -42,7 +42,9 @@ class Options:
     config: Annotated[Path | None, option(
         "Settings from a file, under these names; the command line wins.", "FILE.toml",
         is_eager=True, callback=use_config)]
-    output: Annotated[Path, option("The trained model.", "FILE.onnx", "-o", required=True)]
+    output: Annotated[Path, option(
+        "The trained model; or its adapters alone, if that is a folder, a .safetensors or an .onnx_adapter file.",
+        "FILE.onnx", "-o", required=True)]
     data: Annotated[Path, option(
         "Examples with the inputs of the model and every target: a table (.csv, .tsv, .parquet, .jsonl), arrays (.npz, "
         "a folder of .npy), a text (.txt), a folder with a folder of images for each class, or a Hugging Face dataset "
@@ -102,6 +104,12 @@ class Options:
     freeze: Annotated[Sequence[str], option("Parameters and statistics to leave as they are. Repeatable.", "PATTERN")]
     freeze_statistics: Annotated[bool, option(
         "BatchNormalization whose weights are not trained keeps its statistics and normalizes with them.")]
+    lora: Annotated[Sequence[str], option(
+        "Put LoRA adapters beside these weights and train them alone, and what --trainable names: '*query*|*value*'. "
+        "Repeatable.", "PATTERN")]
+    lora_rank: Annotated[int | None, option("Of the adapters; by default 8.", type=AT_LEAST_1)]
+    lora_alpha: Annotated[float | None, option(
+        "Adapters are multiplied by alpha / rank; by default 16.", type=POSITIVE)]
     clip_norm: Annotated[float | None, option("Bound of the gradient's norm, over all parameters.", type=POSITIVE)]
     clip_value: Annotated[float | None, option("Bound of every number in the gradient.", type=POSITIVE)]
     accumulate: Annotated[int, option("Batches averaged for one update.", type=AT_LEAST_1, default=1)]
@@ -182,6 +190,7 @@ def train(**options: Any) -> None:
     onnxgrad train model.onnx --data photos --augment flip,crop --workers 2 --loss cross-entropy:logits -o trained.onnx
     onnxgrad train model.onnx --data pets.npz --loss cross-entropy:logits --new-head 2 --trainable head -o pets.onnx
     onnxgrad train model.onnx --data more.npz --loss mse:y --freeze 'encoder.*' --schedule cosine -o tuned.onnx
+    onnxgrad train model.onnx --data train.npz --loss cross-entropy:logits --lora '*query*|*value*' -o adapter
     mpiexec -n 4 onnxgrad train model.onnx --data train.npz --loss mse:y -o trained.onnx
     torchrun --nproc-per-node 8 -m onnxgrad train model.onnx --data train.npz --loss mse:y --device cuda -o trained.onnx
     """

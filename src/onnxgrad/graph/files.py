@@ -90,6 +90,32 @@ def _own_names(model: ir.Model) -> None:
                 value.const_value = ir.LazyTensor(given, tensor.dtype, tensor.shape, name=tensor.name)
 
 
+def as_given(result: ir.Model, given: Any) -> Any:
+    """A model of the kind that a caller gave: an onnx_ir.Model, or else a ModelProto.
+
+    A proto does not say in which folder files are, so weights in files are read into it; if they are more than a proto
+    can hold, they stay there and it has their whole paths, which a Trainer takes and onnx refuses.
+    """
+    if isinstance(given, ir.Model):
+        return result
+    is_large = sum(t.nbytes for t in _tensors(result)) > LARGEST
+    for graph in result.graphs():
+        for value in graph.initializers.values():
+            tensor = value.const_value
+            if isinstance(tensor, ir.ExternalTensor) and Path(tensor.path).is_file():
+                value.const_value = _whole_path(tensor) if is_large else _in_memory(tensor)
+    return ir.to_proto(result)
+
+
+def _whole_path(tensor: ir.ExternalTensor) -> ir.ExternalTensor:
+    where, at = str(Path(tensor.path).absolute()), (tensor.offset, tensor.length)
+    return ir.ExternalTensor(where, *at, tensor.dtype, shape=tensor.shape, name=str(tensor.name))
+
+
+def _in_memory(tensor: ir.ExternalTensor) -> ir.Tensor[Any]:
+    return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=tensor.name)
+
+
 def _itself(tensor: Any) -> Any:
     return tensor
 

@@ -3,7 +3,7 @@
 Files of torch's exporter say it. Elsewhere, and for weights that the exporter folded, it follows from the use: weights
 of products, convolutions, norms, embeddings and recurrent operators, and what is added to or multiplies what these
 computed. Scalars, masks, tables of sines and scales of quantization are not parameters, nor is what only reaches shapes
-or masks.
+or masks. Where a model has adapters, they are its parameters.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrad.graph.adapters import adapters_of, names_of
 from onnxgrad.graph.torch_export import (
     PARAMETER,
     Folding,
@@ -67,6 +68,7 @@ _SHAPES = {"Shape", "Size", "ConstantOfShape", "Range", "NonZero", "EyeLike"}  #
 # Most often their scales were measured, and a step of the optimizer's could make one negative; LSQ has to name them.
 _QUANTIZATIONS = {"QuantizeLinear", "DequantizeLinear"}
 
+ADAPTER = "adapter"  # the role of LoRA's weights
 MASKED = -100.0  # masks add this or less
 MOST_LOOKED_AT = 1 << 20  # numbers of a tensor
 
@@ -84,6 +86,16 @@ def find_parameters(draft: Draft) -> None:
             if role.kind in ("factor", "scalar", "table"):
                 found[name] = Role("weight", True, "the model has no other weights")
     draft.roles = found
+    if adapters := names_of(adapters_of(draft.model)):
+        _freeze_all_but(draft.roles, set(adapters))
+
+
+def _freeze_all_but(roles: dict[str, Role], adapters: set[str]) -> None:
+    for name, role in roles.items():
+        if name in adapters:
+            roles[name] = Role(ADAPTER, True, "a part of an adapter")
+        elif role.is_parameter:
+            roles[name] = Role(role.kind, False, "frozen: the model has adapters")
 
 
 def role_at(node: ir.Node, at: int) -> str | None:
@@ -275,6 +287,8 @@ def _ask_the_modules(graph: ir.Graph, uses: _Uses, inputs: Mapping[str, Input], 
         value = graph.initializers[name]
         tensor: Any = value.const_value
         if kind_of(value) is not None or name in known or role.kind in ("unused", "statistic", "mask"):
+            continue
+        if value not in uses.of:  # a scale of quantization
             continue
         folding = folding_of(value, inputs)
         if role.kind == "scalar" and (folding is None or not folding.parameters):

@@ -24,7 +24,7 @@ from onnxgrad.graph.torch_export import (
     signature,
 )
 from onnxgrad.passes.draft import Draft
-from onnxgrad.passes.find_parameters import COMBINED, find_parameters, is_inside, parameters_gone, role_at
+from onnxgrad.passes.find_parameters import ADAPTER, COMBINED, find_parameters, is_inside, parameters_gone, role_at
 
 _RECURRENT = {"LSTM", "GRU", "RNN"}
 _RECURRENT_NAMES = {1: "weight_ih", 2: "weight_hh", 3: "bias", 7: "peephole"}
@@ -48,7 +48,8 @@ def restore_weights(draft: Draft) -> None:
         find_parameters(draft)
         originals = _Originals(graph, inputs, are_named)
         for value in list(graph.initializers.values()):
-            if (role := draft.roles.get(str(value.name))) is not None and role.is_parameter:
+            role = draft.roles.get(str(value.name))
+            if role is not None and role.is_parameter and role.kind != ADAPTER:
                 _restore(graph, value, originals)
 
 

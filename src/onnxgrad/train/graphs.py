@@ -20,6 +20,7 @@ from onnxgrad.passes.batch_slice import PLACE, WEIGHTS
 from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.drop_identities import drop_identities
 from onnxgrad.passes.expand_training import expand_training
+from onnxgrad.passes.find_parameters import ADAPTER
 from onnxgrad.passes.finish import FOR_SESSIONS, drop_dead
 from onnxgrad.passes.fuse_attention import fuse_attention
 from onnxgrad.passes.fuse_elementwise import fuse_elementwise
@@ -27,6 +28,7 @@ from onnxgrad.passes.fuse_gelu import fuse_gelu
 from onnxgrad.passes.fuse_linear_loss import fuse_linear_loss
 from onnxgrad.passes.fuse_loss import fuse_losses
 from onnxgrad.passes.mix_precision import mix_precision
+from onnxgrad.passes.read_transposed import read_transposed
 from onnxgrad.passes.recompute_blocks import recompute_blocks
 from onnxgrad.passes.recompute_steps import recompute_steps
 from onnxgrad.passes.sample_variance import use_sample_variance
@@ -145,6 +147,7 @@ def step_graph(
         save_batch_statistics,
         *([functools.partial(use_permuted_matmul, precision="bfloat16")] if rounds_products else []),
         *([use_permuted_matmul] if use_amx else []),
+        *([read_transposed] if on_cpu else []),
         *([_use_channels_last] if on_cpu is False else []),
         *([functools.partial(use_permuted_matmul, on_gpu=True)] if on_cpu is False else []),
         *([use_bias_grad] if on_cpu is False else []),
@@ -207,24 +210,24 @@ def _to_train_mode(step: _Step) -> None:
     """Which layers keep their statistics is decided by names: the loss is not there yet."""
     frozen = {name for pattern in _names(step.selection.freeze) or () for name in _matching(step, pattern)}
     if step.selection.freeze_statistics:
-        trainable = _names(step.selection.trainable)
-        frozen |= {
-            n for n, role in step.roles.items()
-            if not (role.is_parameter if trainable is None else any(fnmatch.fnmatchcase(n, p) for p in trainable))
-            and role.kind != "statistic"
-        }  # fmt: skip
+        frozen |= {n for n, role in step.roles.items() if n not in _chosen(step) and role.kind != "statistic"}
     step.statistics = to_train_mode(step.graph, step.place, frozen, by_weights=step.selection.freeze_statistics)
 
 
 def _fuse_attention(step: _Step) -> None:
     """Numbers that are trained are no constants, and masks that are trained stay where they are."""
-    trainable = _names(step.selection.trainable)
-    chosen = {
-        n for n, role in step.roles.items()
-        if (role.is_parameter if trainable is None else any(fnmatch.fnmatchcase(n, p) for p in trainable))
-    }  # fmt: skip
     frozen = {name for pattern in _names(step.selection.freeze) or () for name in _matching(step, pattern)}
-    fuse_attention(step, chosen - frozen)
+    fuse_attention(step, _chosen(step) - frozen)
+
+
+def _chosen(step: _Step) -> set[str]:
+    """What `trainable` names, or all parameters; adapters in any case."""
+    trainable = _names(step.selection.trainable)
+    return {
+        n for n, role in step.roles.items()
+        if role.kind == ADAPTER
+        or (role.is_parameter if trainable is None else any(fnmatch.fnmatchcase(n, p) for p in trainable))
+    }  # fmt: skip
 
 
 def _to_inference_mode(step: _Step) -> None:
@@ -276,6 +279,8 @@ def _choose_parameters(step: _Step) -> None:
             raise ValueError(f"{step.caller}: trainable names {name!r}, which is an input of the model, not a weight")
     loss = next(v for v in step.graph.outputs if v.name == step.loss)
     found = [str(v.name) for v in sources(step, [loss], trainable, "trainable")]
+    if trainable is not None and any(role.kind == ADAPTER for role in step.roles.values()):
+        found = list(dict.fromkeys([*(str(v.name) for v in sources(step, [loss], None, "trainable")), *found]))
     found = [name for name in found if name in step.graph.initializers]
     frozen = {name for pattern in freeze or () for name in _matching(step, pattern)}
     step.parameters = [name for name in found if name not in frozen]

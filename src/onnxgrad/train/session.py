@@ -19,7 +19,7 @@ from onnxgrad.train.devices import Device
 from onnxgrad.train.fixed_shapes import fix_shapes
 
 ERRORS, SILENT = 3, 4  # of onnxruntime's levels: from which severity on it logs
-LARGE = 1 << 20  # bytes of a weight that is passed apart from the model, which protobuf limits to 2 GB
+LARGE = 1 << 16  # bytes of a weight that is passed apart from the model, which protobuf limits to 2 GB
 
 
 class Session:
@@ -53,6 +53,8 @@ class Session:
             proto, weights = without_large_weights(model)
             values = {name: ort_value(array) for name, array in weights.items()}
             options.add_external_initializers(list(values), list(values.values()))
+            for name, value in values.items() if device.name == "cpu" else ():
+                options.add_initializer(name, value)  # which is not copied, then
         else:  # they make more sessions, of models that have other weights of the same names
             options = register(options)
             proto, weights = without_large_weights(model, large=None)
@@ -211,6 +213,8 @@ def own_options(quiet: bool) -> Any:
     # In the order of the graph, as far as possible: the gradient of a weight comes as soon as it can, and what it reads
     # is freed. Otherwise the gradients of weights come last, and that encoder keeps six times as many activations.
     options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
+    # Otherwise each session has a copy of every frozen weight, in the order in which its products read them.
+    options.add_session_config_entry("session.disable_prepacking", "1")
     # Otherwise its threads spin for a while after a run, on the cores that the optimizer's update needs next.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     return options

@@ -4,7 +4,7 @@ import contextlib
 import copy
 import functools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from onnxgrad.train.distributed.sharding import BatchSlicer
 from onnxgrad.train.evaluation import Evaluation, Metric
 from onnxgrad.train.find_lr import LearningRates, epoch_of, expect_range, find_lr
 from onnxgrad.train.fitting import FitOptions, Log, Position, Record, TrainingStoppedError, fit
+from onnxgrad.train.frozen_weights import read_weights
 from onnxgrad.train.graphs import LOSS_SCALE, EvaluationGraph, Selection, StepGraph, evaluation_graph, step_graph
 from onnxgrad.train.layers import depths, factors
 from onnxgrad.train.loss_scale import LossScale
@@ -179,7 +180,9 @@ class Trainer:
         inference = prepared.clone()
         self._step = step_graph(prepared, *self._how)
         loss, _, _, _, on_cpu, _, _ = self._how
-        return evaluation_graph(inference, loss, self._step, on_cpu)
+        evaluated = evaluation_graph(inference, loss, self._step, on_cpu)
+        read_weights(self._step.model, evaluated.model)
+        return evaluated
 
     def _freed(self, prepared: Draft) -> Draft:
         """The model for batches of any size, if examples do not depend on their batch; its last remark says so."""
@@ -773,22 +776,29 @@ class Trainer:
         Dropout stays, inactive, so that the model can be trained again. A file is there, or replaced, only once onnx
         and onnxruntime have accepted the new one.
         """
+        return self.write(lambda model, arrays: _export(model, arrays, Path(path)))
+
+    def write(self, writer: Callable[[ir.Model, dict[str, Array]], list[Path]]) -> list[Path]:
+        """Has a function write files; it is given the original model and what training changed of it, by name."""
+        self._settle()
         with self.ranks.together():
             trained = self.averages or self.parameters
-            found: list[Path] = self.ranks.on_first(lambda: self._export(Path(path), trained))
+            found: list[Path] = self.ranks.on_first(lambda: writer(self._load(), self._changed(trained)))
         return found
 
-    def _export(self, path: Path, trained: Mapping[str, Any]) -> list[Path]:
-        model = self._load()
-        tensors: dict[str, Any] = {name: v.const_value for name, v in model.graph.initializers.items()}
-        apart = any(isinstance(t, ir.ExternalTensor) for t in tensors.values())
-        arrays = {name: self._device.to_numpy(a) for name, a in (*trained.items(), *self.statistics.items())}
-        for name in arrays.keys() - write_attributes(model.graph, arrays):
-            kind = tensors[name].dtype
-            values = arrays[name].astype(kind.numpy(), copy=False)
-            model.graph.initializers[name].const_value = ir.Tensor(values, dtype=kind, name=name)
-        to_inference_mode(model)
-        return save(model, path, None if apart else path)
+    def _changed(self, trained: Mapping[str, Any]) -> dict[str, Array]:
+        return {name: self._device.to_numpy(a) for name, a in (*trained.items(), *self.statistics.items())}
+
+
+def _export(model: ir.Model, arrays: dict[str, Array], path: Path) -> list[Path]:
+    tensors: dict[str, Any] = {name: v.const_value for name, v in model.graph.initializers.items()}
+    apart = any(isinstance(t, ir.ExternalTensor) for t in tensors.values())
+    for name in arrays.keys() - write_attributes(model.graph, arrays):
+        kind = tensors[name].dtype
+        values = arrays[name].astype(kind.numpy(), copy=False)
+        model.graph.initializers[name].const_value = ir.Tensor(values, dtype=kind, name=name)
+    to_inference_mode(model)
+    return save(model, path, None if apart else path)
 
 
 def _for_head(optimizer: Optimizer, prepared: Draft) -> Optimizer:
