@@ -17,7 +17,8 @@ from onnxgrad.passes.batch_slice import PLACE, WEIGHTS
 from onnxgrad.passes.draft import Draft, without_garbage_collection
 from onnxgrad.passes.expand_ml import write_attributes
 from onnxgrad.passes.free_batch import fixed_batch
-from onnxgrad.passes.prepare import RESTORE, prepare
+from onnxgrad.passes.prepare import RESTORE, prepare_for_training
+from onnxgrad.passes.store_integers import store_integers
 from onnxgrad.passes.train_mode import SEED, to_inference_mode
 from onnxgrad.train.batch_dimension import with_free_batch
 from onnxgrad.train.batches import Batches, LocalBatch, not_finite
@@ -121,7 +122,7 @@ class Trainer:
         use_amx = all(ranks.all_gather(self._device.has_amx))
         group = ranks.group if isinstance(ranks, Ranks) else None
         with without_garbage_collection():
-            prepared = prepare(self._load(), "Trainer")
+            prepared = prepare_for_training(self._load(), "Trainer")
             self._fixed = fixed_batch(prepared.graph)  # the only size of batches that the sessions take, if any
             self._may_be_freed = self._fixed is not None
             # Nobody wants to train on single examples. Others may want just the size that the model has: it is faster.
@@ -186,7 +187,7 @@ class Trainer:
     def _free_batch(self) -> None:
         """Makes all graphs and sessions anew, for batches of any size, if that is possible."""
         with without_garbage_collection():
-            prepared = self._freed(prepare(self._load(), "Trainer"))
+            prepared = self._freed(prepare_for_training(self._load(), "Trainer"))
             self.remarks.append(prepared.remarks[-1])
             if self._fixed is None:
                 self._make_sessions(self._make_graphs(prepared), self._how[0])
@@ -225,10 +226,10 @@ class Trainer:
                 batches.drop_last = False
 
     def _load(self) -> ir.Model:
-        """The original model, each of its weights an initializer under the name that its author knows."""
+        """The original model."""
         model = load(self._source, "Trainer")
         expect_weights(model, "Trainer")
-        return Draft(model, "Trainer").run(RESTORE).model  # type: ignore[no-any-return]
+        return model
 
     def _facts(self) -> list[tuple[str, Any]]:
         """What has to be the same on all ranks."""
@@ -634,11 +635,12 @@ class Trainer:
         return found
 
     def _export(self, path: Path) -> list[Path]:
-        model = self._load()
+        model = Draft(self._load(), "Trainer").run(RESTORE).model
         tensors: dict[str, Any] = {name: v.const_value for name, v in model.graph.initializers.items()}
         apart = any(isinstance(t, ir.ExternalTensor) for t in tensors.values())
         arrays = {name: self._device.to_numpy(a) for name, a in (*self.parameters.items(), *self.statistics.items())}
-        for name in arrays.keys() - write_attributes(model.graph, arrays):
+        written = write_attributes(model.graph, arrays) | store_integers(model.graph, arrays)
+        for name in arrays.keys() - written:
             kind = tensors[name].dtype
             values = arrays[name].astype(kind.numpy(), copy=False)
             model.graph.initializers[name].const_value = ir.Tensor(values, dtype=kind, name=name)
