@@ -20,6 +20,7 @@ from onnxgrad.runtime.register import register
 if _TYPE_CHECKING:
     from onnxgrad.autodiff.check import check_gradient
     from onnxgrad.autodiff.differentiate import gradient, hvp
+    from onnxgrad.edit.quantize import quantize
     from onnxgrad.passes.session import session
     from onnxgrad.rules import vjp
     from onnxgrad.train import losses, metrics, optim, schedules
@@ -47,6 +48,7 @@ __all__ = [
     "lstm_training",
     "metrics",
     "optim",
+    "quantize",
     "reference_ops",
     "register",
     "rnn_grad",
@@ -66,6 +68,7 @@ _LATER = {
     "losses": "onnxgrad.train",
     "metrics": "onnxgrad.train",
     "optim": "onnxgrad.train",
+    "quantize": "onnxgrad.edit.quantize",
     "schedules": "onnxgrad.train",
     "session": "onnxgrad.passes.session",
     "vjp": "onnxgrad.rules",

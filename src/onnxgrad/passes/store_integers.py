@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrad.graph.quantization import quantized
 from onnxgrad.passes.stored_weights import (
     StoredWeight,
     is_dequantize,
@@ -22,7 +23,8 @@ def store_integers(graph: ir.Graph, arrays: Mapping[str, Array]) -> set[str]:
     """
     weights = stored_weights(graph)
     before = {id(w): (w.numbers(), _scale_of_product(w)) for w in weights}
-    written = {str(w.scheme.scale.name) for w in weights} & arrays.keys()
+    scales = {node.inputs[1] for node in graph.all_nodes() if is_dequantize(node)} | {w.scheme.scale for w in weights}
+    written = {str(v.name) for v in scales if v is not None} & arrays.keys()
     for name in written:
         _replace(graph.initializers[name], arrays[name])
     for weight in sorted(weights, key=lambda w: not w.is_rounded):  # biases last: their scales follow from the others
@@ -30,23 +32,18 @@ def store_integers(graph: ir.Graph, arrays: Mapping[str, Array]) -> set[str]:
         follows = of_product is not None and is_scale_of_bias(weight, of_product)
         changed = follows and _follow(weight, of_product)
         if weight.name in arrays or changed or weight.scheme.scale.name in written:
-            _replace(weight.integers, _quantized(weight, arrays.get(weight.name, numbers)))
+            _replace(weight.integers, _integers(weight, arrays.get(weight.name, numbers)))
             written |= {weight.name} & arrays.keys()
     return written
 
 
-def _quantized(weight: StoredWeight, numbers: Array) -> Array:
-    """What QuantizeLinear makes of them: rounded to the nearest, half to even, and cut off at the ends of the type."""
-    scale, dtype = numbers_of(weight.scheme.scale), weight.integers.dtype
-    assert dtype is not None
+def _integers(weight: StoredWeight, numbers: Array) -> Array:
+    """What QuantizeLinear makes of them, and for biases of 32 bits would make if it wrote these."""
+    scheme, dtype = weight.scheme, weight.integers.dtype
+    scale = numbers_of(scheme.scale)
     wide = np.promote_types(scale.dtype, np.float32) if weight.is_rounded else np.dtype(np.float64)
-    each = weight.scheme.spread(scale.astype(wide), numbers.shape)
-    levels = np.rint(numbers.astype(scale.dtype).astype(wide) / each).astype(np.float64)
-    low, high = (-(2 ** (dtype.bitwidth - 1)), 2 ** (dtype.bitwidth - 1) - 1)
-    if not dtype.is_signed():
-        low, high = 0, 2**dtype.bitwidth - 1
-    found: Array = np.clip(levels + weight.scheme.zeros(numbers.shape), low, high).astype(np.int64)
-    return found.astype(dtype.numpy())
+    given = numbers.astype(scale.dtype).astype(wide)
+    return quantized(given, scale, scheme.zero_points(), dtype, scheme.axis, scheme.block_size)
 
 
 def _scale_of_product(weight: StoredWeight) -> Array | None:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrad.graph.quantization import dequantized
 from onnxgrad.schema import MICROSOFT, is_standard
 from onnxgrad.tensor_types import Array
 
@@ -27,19 +28,9 @@ class Scheme(NamedTuple):
     axis: int  # of the scales, where there are several
     block_size: int  # how many numbers along the axis share a scale; 0: all, or each index has its own
 
-    def spread(self, each: Array, shape: tuple[int, ...]) -> Array:
-        """Scales or zero points for every number of a weight."""
-        if each.size == 1:
-            return each.reshape(())
-        if self.block_size:
-            repeated = each.repeat(self.block_size, self.axis)
-            return np.take(repeated, range(shape[self.axis]), self.axis)
-        return each.reshape([-1 if k == self.axis % len(shape) else 1 for k in range(len(shape))])
-
-    def zeros(self, shape: tuple[int, ...]) -> Array:
-        """The zero points for every number of a weight, as wide integers."""
-        given = np.zeros((), np.int64) if self.zero_point is None else numbers_of(self.zero_point)
-        return self.spread(given.astype(np.int64), shape)
+    def zero_points(self) -> Array:
+        """The integers that stand for 0."""
+        return np.zeros((), np.int64) if self.zero_point is None else numbers_of(self.zero_point)
 
 
 @dataclass
@@ -71,10 +62,9 @@ class StoredWeight:
 
     def numbers(self) -> Array:
         """What its integers stand for, in the type of the scale."""
-        integers, scale = numbers_of(self.integers), numbers_of(self.scheme.scale)
-        wide = np.promote_types(scale.dtype, np.float32)
-        levels = (integers.astype(np.int64) - self.scheme.zeros(integers.shape)).astype(wide)
-        return (levels * self.scheme.spread(scale.astype(wide), integers.shape)).astype(scale.dtype)
+        scheme = self.scheme
+        integers, scale, zeros = numbers_of(self.integers), numbers_of(scheme.scale), scheme.zero_points()
+        return dequantized(integers, scale, zeros, scheme.axis, scheme.block_size)
 
 
 def stored_weights(graph: ir.Graph) -> list[StoredWeight]:

@@ -1,0 +1,1 @@
+"""Models changed before they are trained: new heads, parts, adapters, quantization."""
