@@ -26,6 +26,7 @@ LOSSES = "A loss takes the name of the output that predicts, and adds an input f
 OPTIMIZERS = "An optimizer is a small value: its settings, and other settings for parameters of some names."
 SCHEDULES = "The factor of the learning rate at each update."
 METRICS = "Numbers for validation data besides the loss; any function of outputs and batch is one."
+EDITED = """[Fine-tuning](fine-tuning.md) shows how they are used."""
 GRADIENTS = "Take a model and return the model with its gradient, or with products of its Hessian."
 RUNTIME = "These make our operators known to stock onnxruntime, onnx and models, and set the number of threads."
 CALLS = "Every operator is called in the same ways; [operators.md](operators.md) says what each of them computes."
@@ -75,6 +76,7 @@ def api_page() -> str:
     parts += [of_result(name) for name in ("Record", "TrainingStoppedError", "Interrupted")]
     for name, sentence in (("losses", LOSSES), ("optim", OPTIMIZERS), ("schedules", SCHEDULES), ("metrics", METRICS)):
         parts += [f"## onnxgrad.{name}", sentence, *classes(getattr(onnxgrad, name), f"onnxgrad.{name}")]
+    parts += ["## Models changed before they are trained", EDITED, entry(onnxgrad.quantize, "onnxgrad.quantize")]
     parts += ["## Gradients", GRADIENTS]
     parts += [entry(getattr(onnxgrad, name), f"onnxgrad.{name}") for name in ("gradient", "hvp", "check_gradient")]
     parts += [of_result(name) for name in ("GradientCheck", "Compared")]

@@ -36,6 +36,7 @@ def main() -> None:
     \b
     onnxgrad train model.onnx --data train.npz --loss cross-entropy:logits -o trained.onnx
     onnxgrad inspect model.onnx                 shows what of it would be trained
+    onnxgrad quantize model.onnx --data train.npz -o model.qdq.onnx
     onnxgrad grad model.onnx -o gradient.onnx   adds the gradient to a model
     onnxgrad check model.onnx                   compares it with difference quotients
     onnxgrad ops --rules                        lists the operators that have one

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import onnx_ir as ir
+
 from onnxgrad.cli import specs
 from onnxgrad.cli.data import Columns, expect_classes, expect_columns, read_columns, unused, validation
 from onnxgrad.cli.launch import Processes
@@ -107,9 +109,7 @@ def prepare(options: Options, processes: Processes | None = None) -> Prepared:
         raise ValueError("--metric is measured on examples to validate with: name a file or a share with --val")
     if options.keep_best and options.val is None:
         raise ValueError("--keep-best goes by the loss on examples to validate with: name a file or a share with --val")
-    made_by = {name: activation_of(value)[0] for name, value in values.items()}
-    of_sigmoid = {name for name, node in made_by.items() if node is not None and node.op_type == "Sigmoid"}
-    metrics = specs.metrics_by_name(options.metric, loss, outputs, needed, of_sigmoid)
+    metrics = specs.metrics_by_name(options.metric, loss, outputs, needed, of_sigmoid(graph))
     columns, others = read_columns("--data", options.data, needed)
     remarks = [unused(options.data, others)] if others else []
     held_out: Columns | None = None
@@ -151,6 +151,12 @@ def prepare(options: Options, processes: Processes | None = None) -> Prepared:
     if held_out is not None:
         _try_out("--val", trainer, held_out, options.batch_size, metrics)
     return Prepared(trainer, batches, validating, metrics, remarks)
+
+
+def of_sigmoid(graph: ir.Graph) -> set[str]:
+    """Values that are probabilities."""
+    made_by = {str(v.name): activation_of(v)[0] for node in graph for v in node.outputs}
+    return {name for name, node in made_by.items() if node is not None and node.op_type == "Sigmoid"}
 
 
 def _try_out(option: str, trainer: Trainer, columns: Columns, size: int, metrics: Mapping[str, Metric]) -> None:

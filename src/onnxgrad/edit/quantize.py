@@ -18,7 +18,7 @@ from onnxgrad.graph.validity import one_line
 from onnxgrad.passes.draft import Draft, Pass
 from onnxgrad.passes.finish import drop_dead
 from onnxgrad.passes.name_nodes import name_nodes
-from onnxgrad.passes.prepare import TO_NEW_OPSET, lift_initializers
+from onnxgrad.passes.prepare import RESTORE, TO_NEW_OPSET
 from onnxgrad.passes.stored_weights import stored_weights
 from onnxgrad.passes.train_mode import to_inference_mode
 from onnxgrad.passes.weights_aside import weights_aside
@@ -68,7 +68,7 @@ def quantize(
     if stored_weights(loaded.graph):
         raise ValueError("quantize: the model is quantized already: a Trainer trains it as it is")
     to_inference_mode(loaded)
-    passes: list[Pass] = [lift_initializers, *TO_NEW_OPSET, name_nodes]
+    passes: list[Pass] = [*RESTORE, *TO_NEW_OPSET, name_nodes]
     draft = Draft(loaded, "quantize").run(passes)
     patterns = [exclude] if isinstance(exclude, str) else list(exclude)
     if activations is None:

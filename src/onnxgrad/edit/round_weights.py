@@ -1,4 +1,4 @@
-"""round_weights(): weights stored as integers, dequantized where they are used; the model computes in floating point."""
+"""round_weights(): weights as integers, dequantized where they are used; the model computes in floating point."""
 
 from collections.abc import Collection
 from typing import Any, NamedTuple

@@ -1,4 +1,4 @@
-"""Numbers as integers of a few bits, as QuantizeLinear and DequantizeLinear define them: (integer - zero point) · scale.
+"""Numbers as integers of a few bits, as QuantizeLinear and DequantizeLinear have them: (integer - zero point) · scale.
 
 `axis` and `block_size` say which scale a number has: there is one for all, one for each index along an axis, or, with
 a block size, one for so many numbers along it.
