@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
@@ -22,6 +23,7 @@ from onnxgrad.passes.prepare import RESTORE, TO_NEW_OPSET
 from onnxgrad.passes.stored_weights import stored_weights
 from onnxgrad.passes.train_mode import to_inference_mode
 from onnxgrad.passes.weights_aside import weights_aside
+from onnxgrad.schema import is_standard
 
 WEIGHTS = ("int8", "uint8", "int4", "uint4")
 ACTIVATIONS = ("uint8", "int8", "uint16", "int16")
@@ -70,6 +72,7 @@ def quantize(
     to_inference_mode(loaded)
     passes: list[Pass] = [*RESTORE, *TO_NEW_OPSET, name_nodes]
     draft = Draft(loaded, "quantize").run(passes)
+    _transpose_weights(draft.graph)
     patterns = [exclude] if isinstance(exclude, str) else list(exclude)
     if activations is None:
         _to_opset(draft, OPSET_OF_BLOCKS if weights in FOUR_BITS else 0)
@@ -79,6 +82,19 @@ def quantize(
         assert data is not None
         _insert(draft, data, weights, activations, per_channel, patterns)
     return draft.model if isinstance(model, ir.Model) else ir.to_proto(draft.model)
+
+
+def _transpose_weights(graph: ir.Graph) -> None:
+    """Stores weights as products read them: integers of theirs would be those of what Transpose makes of them."""
+    for node in list(graph):
+        weight = node.inputs[0] if node.op_type == "Transpose" and is_standard(node.domain) else None
+        if weight is None or not weight.is_initializer() or len(weight.uses()) > 1 or weight.const_value is None:
+            continue
+        numbers = np.ascontiguousarray(weight.const_value.numpy().transpose(node.attributes.get_ints("perm")))
+        weight.const_value = ir.Tensor(numbers, dtype=weight.const_value.dtype, name=weight.name)
+        weight.shape = ir.Shape(numbers.shape)
+        node.outputs[0].replace_all_uses_with(weight, replace_graph_outputs=True)
+        graph.remove(node, safe=True)
 
 
 def _insert(

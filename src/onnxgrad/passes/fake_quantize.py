@@ -47,6 +47,7 @@ def _parameter(weight: StoredWeight) -> ir.Value:
 
 def _reroute(graph: ir.Graph, weight: StoredWeight, parameter: ir.Value) -> None:
     """Lets all that read the integers read the parameter, rounded to them."""
+    names = [node.outputs[0].name for node in weight.dequantizers]
     for node in weight.dequantizers:  # their names are free for the parameter
         node.outputs[0].name = None
     rounded = _rounded(graph, weight, parameter) if weight.is_rounded else parameter
@@ -56,11 +57,13 @@ def _reroute(graph: ir.Graph, weight: StoredWeight, parameter: ir.Value) -> None
         for value in node.outputs:
             value.type = rounded.type  # of a Gather or Reshape
     weight.integers.replace_all_uses_with(rounded)
-    for node in weight.dequantizers:
-        source = node.inputs[0]
+    for node, name in zip(weight.dequantizers, names, strict=True):
+        source, result = node.inputs[0], node.outputs[0]
         assert source is not None and node.graph is not None
         source.type = rounded.type
-        node.outputs[0].replace_all_uses_with(source)
+        if result.is_graph_output():  # what was moved on its way there takes its name
+            source.name = name
+        result.replace_all_uses_with(source, replace_graph_outputs=True)
         node.graph.remove(node, safe=True)
 
 

@@ -93,7 +93,8 @@ def _weight(value: ir.Value) -> StoredWeight | None:
         if is_dequantize(reader) and at == 0:
             scheme = _scheme_of(reader, reader.inputs[0])
             dequantizers.append(reader)
-            if scheme is None or _is_output(reader) or (reader.inputs[0] is not value and not _is_per_tensor(scheme)):
+            is_moved = reader.inputs[0] is not value
+            if scheme is None or not (_is_per_tensor(scheme) if is_moved else not _is_output(reader)):
                 return None
         elif (found := _product(reader, at)) is not None:
             product, scheme = found
