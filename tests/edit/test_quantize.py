@@ -237,8 +237,7 @@ def test_training_recovers_what_rounding_lost(weights, activations, tmp_path):
     for _ in range(150):
         trainer.step(batch)
     after = trainer.evaluate([batch])["loss"]
-    print(f"{weights}, {activations}: {before:.2e} → {after:.2e}")
-    assert after < (1 if activations == "uint8" else 0.7) * before  # of 8 bits, the rounding of the result is most
+    assert after < (0.7 if weights == "int4" else 1) * before  # of 8 bits, little was lost
     trainer.export(tmp_path / "trained.onnx")
     found, _ = run(tmp_path / "trained.onnx", {"x": batch["x"]})
     assert np.mean((found - batch["target"]) ** 2) == pytest.approx(after, rel=0.1)

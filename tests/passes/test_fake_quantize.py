@@ -176,8 +176,8 @@ def test_names_that_are_taken_or_say_nothing():
 def test_what_fit_says():
     (remark,) = trainer_of(stored("int4")).remarks
     assert remark == (
-        "2 weights are stored as int32 and int4: they are trained in floating point, rounded in every step as they will "
-        "be stored"
+        "2 weights are stored as int32 and int4: they are trained in floating point, rounded in every step as they "
+        "will be stored"
     )
 
 
