@@ -164,6 +164,19 @@ def test_what_is_rounded_and_cut_off(tmp_path):
     assert after["b_quantized"].tolist()[2:] == [ends.max, ends.min, 0, 0]
 
 
+def test_weights_that_are_inputs_too(tmp_path):
+    """As models before IR version 4 have them."""
+    model = stored("uint8")
+    model.ir_version, model.opset_import[0].version = 3, 13
+    for t in model.graph.initializer:
+        model.graph.input.append(helper.make_tensor_value_info(t.name, t.data_type, t.dims))
+    trainer = trainer_of(model)
+    trainer.step(BATCH)
+    trainer.export(tmp_path / "m.onnx")
+    assert list(trainer.parameters) == ["w", "b"]
+    np.testing.assert_allclose(predictions(trainer, BATCH), run(tmp_path / "m.onnx", BATCH["x"]), atol=0.0006)
+
+
 def test_names_that_are_taken_or_say_nothing():
     model = stored(name="weight_int8")
     assert list(trainer_of(model).parameters) == ["weight_int8", "b"]

@@ -8,6 +8,7 @@ Products of integers, as dynamic quantization has them, become products of what 
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrad.graph.files import OLDEST_WITH_WEIGHTS_APART
 from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.stored_weights import PRODUCTS, IntegerProduct, StoredWeight, numbers_of, stored_weights
 
@@ -19,8 +20,11 @@ def fake_quantize(draft: Draft) -> None:
     if not weights:
         return
     order = list(graph.initializers)
+    draft.model.ir_version = max(draft.model.ir_version, OLDEST_WITH_WEIGHTS_APART)  # the new ones are not inputs
     for weight in weights:
         parameter = _parameter(weight)
+        if weight.integers.is_graph_input():
+            graph.inputs.remove(weight.integers)
         order[order.index(str(weight.integers.name))] = weight.name
         graph.initializers.pop(str(weight.integers.name))
         _reroute(graph, weight, parameter)

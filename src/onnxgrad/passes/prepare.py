@@ -293,4 +293,4 @@ def prepare(model: ir.Model, caller: str) -> Draft:
 
 def prepare_for_training(model: ir.Model, caller: str) -> Draft:
     """A draft of the model, which may be changed, with each weight under the name that its author knows."""
-    return Draft(model, caller).run([*RESTORE, remove_initializers_from_inputs, fake_quantize, *PREPARE])
+    return Draft(model, caller).run([*RESTORE, fake_quantize, *PREPARE])
