@@ -28,18 +28,17 @@ def ends_of(dtype: Any) -> tuple[int, int]:
 
 def quantized(numbers: Array, scale: Array, zero_point: Array, dtype: Any, axis: int, block_size: int) -> Array:
     """Rounded to the nearest integer, half to even, and cut off at the ends of the type."""
-    each = spread(scale.astype(numbers.dtype), numbers.shape, axis, block_size)
-    levels = np.rint(numbers / each).astype(np.float64) + spread(
-        zero_point.astype(np.int64), numbers.shape, axis, block_size
-    )
-    found: Array = np.clip(levels, *ends_of(dtype)).astype(np.int64).astype(dtype.numpy())
+    wide = numbers.dtype  # float32 has all integers of 16 bits, float64 those of 32
+    each = spread(scale.astype(wide), numbers.shape, axis, block_size)
+    levels = np.rint(numbers / each) + spread(zero_point.astype(wide), numbers.shape, axis, block_size)
+    found: Array = np.clip(levels, *ends_of(dtype)).astype(np.int32).astype(dtype.numpy())
     return found
 
 
 def dequantized(integers: Array, scale: Array, zero_point: Array, axis: int, block_size: int) -> Array:
     """The numbers, in the type of the scale."""
-    wide = np.promote_types(scale.dtype, np.float32)
-    zero = spread(zero_point.astype(np.int64), integers.shape, axis, block_size)
+    wide = np.float64 if integers.dtype == np.int32 else np.promote_types(scale.dtype, np.float32)
+    zero = spread(zero_point.astype(wide), integers.shape, axis, block_size)
     each = spread(scale.astype(wide), integers.shape, axis, block_size)
-    found: Array = ((integers.astype(np.int64) - zero).astype(wide) * each).astype(scale.dtype)
+    found: Array = ((integers.astype(wide) - zero) * each).astype(scale.dtype)
     return found

@@ -41,7 +41,7 @@ def fake_quantize(draft: Draft) -> None:
 
 def _parameter(weight: StoredWeight) -> ir.Value:
     """A floating-point initializer of the same numbers."""
-    numbers = weight.numbers()
+    numbers = weight.numbers(numbers_of(weight.scheme.scale))
     tensor = ir.Tensor(numbers, name=weight.name)
     value = ir.Value(name=weight.name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(numbers.shape))
     value.const_value = tensor

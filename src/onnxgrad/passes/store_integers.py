@@ -22,17 +22,18 @@ def store_integers(graph: ir.Graph, arrays: Mapping[str, Array]) -> set[str]:
     Returns the names among `arrays` that it has written: weights, and their scales.
     """
     weights = stored_weights(graph)
-    before = {id(w): (w.numbers(), _scale_of_product(w)) for w in weights}
+    before = {id(w): (numbers_of(w.scheme.scale), _scale_of_product(w)) for w in weights}
     scales = {node.inputs[1] for node in graph.all_nodes() if is_dequantize(node)} | {w.scheme.scale for w in weights}
     written = {str(v.name) for v in scales if v is not None} & arrays.keys()
     for name in written:
         _replace(graph.initializers[name], arrays[name])
     for weight in sorted(weights, key=lambda w: not w.is_rounded):  # biases last: their scales follow from the others
-        numbers, of_product = before[id(weight)]
+        scale, of_product = before[id(weight)]
         follows = of_product is not None and is_scale_of_bias(weight, of_product)
         changed = follows and _follow(weight, of_product)
         if weight.name in arrays or changed or weight.scheme.scale.name in written:
-            _replace(weight.integers, _integers(weight, arrays.get(weight.name, numbers)))
+            numbers = arrays[weight.name] if weight.name in arrays else weight.numbers(scale)
+            _replace(weight.integers, _integers(weight, numbers))
             written |= {weight.name} & arrays.keys()
     return written
 

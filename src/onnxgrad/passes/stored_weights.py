@@ -60,11 +60,10 @@ class StoredWeight:
         """Whether training has to round it, too."""
         return self.integers.dtype is not None and self.integers.dtype.name in ROUNDED
 
-    def numbers(self) -> Array:
-        """What its integers stand for, in the type of the scale."""
+    def numbers(self, scale: Array) -> Array:
+        """What its integers stand for by such scales, in their type."""
         scheme = self.scheme
-        integers, scale, zeros = numbers_of(self.integers), numbers_of(scheme.scale), scheme.zero_points()
-        return dequantized(integers, scale, zeros, scheme.axis, scheme.block_size)
+        return dequantized(numbers_of(self.integers), scale, scheme.zero_points(), scheme.axis, scheme.block_size)
 
 
 def stored_weights(graph: ir.Graph) -> list[StoredWeight]:
@@ -90,6 +89,8 @@ def _weight(value: ir.Value) -> StoredWeight | None:
     dequantizers, products, schemes = [], [], set()
     for reader, at in _readers(value):
         scheme: Scheme | None = None
+        if reader is None:
+            return None
         if is_dequantize(reader) and at == 0:
             scheme = _scheme_of(reader, reader.inputs[0])
             dequantizers.append(reader)
@@ -107,10 +108,10 @@ def _weight(value: ir.Value) -> StoredWeight | None:
     return StoredWeight("", value, schemes.pop(), dequantizers, products)
 
 
-def _readers(value: ir.Value) -> Iterator[tuple[ir.Node, int]]:
-    """Who reads a value, or what only moved its numbers, and as which of the inputs."""
+def _readers(value: ir.Value) -> Iterator[tuple[ir.Node | None, int]]:
+    """Who reads a value, or what only moved its numbers, and as which of the inputs; None if it is an output."""
     if value.is_graph_output():
-        yield next(iter(value.uses())).node, -1  # which nothing dequantizes
+        yield None, 0
     for node, at in value.uses():
         if node.op_type in MOVING and is_standard(node.domain) and at == 0:
             yield from _readers(node.outputs[0])
@@ -191,4 +192,4 @@ def numbers_of(value: ir.Value) -> Array:
 def is_scale_of_bias(weight: StoredWeight, of_factors: Array) -> bool:
     """Whether a bias is stored with the scale of a product: integer kernels add it to sums of such products."""
     scale = numbers_of(weight.scheme.scale)
-    return math.prod(scale.shape) == of_factors.size and np.allclose(scale.ravel(), of_factors.ravel(), rtol=1e-3)
+    return math.prod(scale.shape) == of_factors.size and np.allclose(scale.ravel(), of_factors.ravel(), 1e-3, 0)
