@@ -90,7 +90,7 @@ def weights_alone(path, batch, output):
 
 @pytest.mark.parametrize(
     ("name", "way"),
-    [("resnet", static), ("resnet", dynamic), ("resnet", ours), ("mobilenet", ours), ("mobilenet", weights_alone),
+    [("resnet", static), ("resnet", dynamic), ("resnet", ours), ("mobilenet", ours), ("bert", weights_alone),
      ("bert", static), ("bert", dynamic), ("bert", ours)],
     ids=lambda given: given if isinstance(given, str) else given.__name__,
 )  # fmt: skip
