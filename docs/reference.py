@@ -105,7 +105,7 @@ def api_page() -> str:
     sources = [entry(getattr(onnxgrad.sources, name), f"onnxgrad.sources.{name}") for name in names]
     parts += ["## onnxgrad.sources", SOURCES, *sources]
     parts += ["## Fine-tuning", FINE_TUNING]
-    names = ("replace_head", "cut", "join", "lora", "save_adapter", "load_adapter", "merge_lora")
+    names = ("replace_head", "cut", "join", "lora", "save_adapter", "load_adapter", "merge_lora", "quantize")
     parts += [entry(getattr(onnxgrad, name), f"onnxgrad.{name}") for name in names]
     parts += ["## Gradients", GRADIENTS]
     parts += [entry(getattr(onnxgrad, name), f"onnxgrad.{name}") for name in ("gradient", "hvp", "check_gradient")]

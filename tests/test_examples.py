@@ -117,6 +117,18 @@ def test_cnn_of_digits(folder):
     assert after.keys() - changed == {"dropped"}  # Dropout's ratio: running statistics change as well
 
 
+def test_digits_in_few_bits(folder):
+    printed = run("quantize_digits", "--epochs", 4, "--out", folder)
+    (whole,) = numbers(r"float32 +9,230 +0 +([\d.]+)%", printed)
+    for kind, kernels in (("int8", 3), ("int4", 0), ("int4 per tensor", 0)):
+        rounded, trained = numbers(rf"{kind} +[67],\d+ +{kernels} +([\d.]+)% +([\d.]+)%", printed)
+        assert rounded > 90 and trained > whole - 1
+    found = onnx.load(folder / "trained_0.onnx")
+    before = weights(onnx.load(folder / "rounded_0.onnx"))
+    changed = {name for name, array in weights(found).items() if array.tobytes() != before[name].tobytes()}
+    assert len(changed) == 6 and all(name.endswith("_quantized") for name in changed)  # no scale
+
+
 def test_finetuning_minilm(folder):
     printed = run("finetune_minilm", "--epochs", 2, "--texts", 240, "--out", folder)
     before, after = numbers(r"the classifier +3,080 of 22,568,473 +([\d.]+)% +([\d.]+)%", printed)

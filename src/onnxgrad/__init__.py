@@ -26,6 +26,7 @@ if _TYPE_CHECKING:
     from onnxgrad.edit.join import join
     from onnxgrad.edit.lora import lora
     from onnxgrad.edit.merge_lora import merge_lora
+    from onnxgrad.edit.quantize import quantize
     from onnxgrad.edit.replace_head import replace_head
     from onnxgrad.passes.session import session
     from onnxgrad.rules import vjp
@@ -62,6 +63,7 @@ __all__ = [
     "merge_lora",
     "metrics",
     "optim",
+    "quantize",
     "reference_ops",
     "register",
     "replace_head",
@@ -91,6 +93,7 @@ _LATER = {
     "merge_lora": "onnxgrad.edit.merge_lora",
     "metrics": "onnxgrad.train",
     "optim": "onnxgrad.train",
+    "quantize": "onnxgrad.edit.quantize",
     "replace_head": "onnxgrad.edit.replace_head",
     "save_adapter": "onnxgrad.edit.adapter_files",
     "schedules": "onnxgrad.train",

@@ -42,6 +42,7 @@ def main() -> None:
     onnxgrad cut model.onnx --output features -o part.onnx
                                                 takes a part of a model
     onnxgrad merge model.onnx -o merged.onnx    folds LoRA adapters into weights
+    onnxgrad quantize model.onnx --data train.npz -o model.qdq.onnx
     onnxgrad grad model.onnx -o gradient.onnx   adds the gradient to a model
     onnxgrad check model.onnx                   compares it with difference quotients
     onnxgrad ops --rules                        lists the operators that have one

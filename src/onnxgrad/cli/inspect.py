@@ -29,13 +29,12 @@ def inspect(model: Path, all_rows: bool) -> None:
     onnxgrad inspect model.onnx
     """
     from onnxgrad.graph.files import load
-    from onnxgrad.passes.draft import Draft
-    from onnxgrad.passes.prepare import RESTORE, prepare
+    from onnxgrad.passes.prepare import prepare_for_training
 
     loaded = load(model, "inspect")
     nodes, opset = sum(1 for _ in loaded.graph.all_nodes()), loaded.graph.opset_imports.get("", "?")
     maker = f"made by {loaded.producer_name} {loaded.producer_version or ''}".rstrip() if loaded.producer_name else ""
-    draft = prepare(Draft(loaded, "inspect").run(RESTORE).model, "inspect")
+    draft = prepare_for_training(loaded, "inspect")
     graph, console = draft.graph, plain_console()
     facts = (f"{nodes} nodes", f"opset {opset}", f"IR version {loaded.ir_version}", maker)
     console.print(f"{model}: {', '.join(filter(None, facts))}", markup=False)

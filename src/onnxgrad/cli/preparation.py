@@ -131,7 +131,6 @@ def prepare(options: Options, processes: Processes | None = None) -> Prepared:
     writes_adapters = _writes_adapters(loaded, options.output)
     graph = loaded.graph
     outputs = [str(v.name) for v in graph.outputs]
-    values = {str(v.name): v for node in graph for v in node.outputs}
     targets = [] if isinstance(loss, str) else [part.target for part in loss.parts]
     wanted = fields_of(loaded, loss, "train")
     needed = [field.name for field in wanted]
@@ -142,9 +141,7 @@ def prepare(options: Options, processes: Processes | None = None) -> Prepared:
     for name, is_given in (("--keep-best", options.keep_best), ("--early-stopping", options.early_stopping)):
         if is_given and not is_validated:
             raise ValueError(f"{name} goes by examples to validate with: name a file or a share with --val")
-    made_by = {name: activation_of(value)[0] for name, value in values.items()}
-    of_sigmoid = {name for name, node in made_by.items() if node is not None and node.op_type == "Sigmoid"}
-    metrics = specs.metrics_by_name(options.metric, loss, outputs, needed, of_sigmoid)
+    metrics = specs.metrics_by_name(options.metric, loss, outputs, needed, of_sigmoid(graph))
     _expect_comparable(options, metrics)
     source, held_out, remarks = read_both(options, wanted, targets)
     remarks += [] if options.new_head is None else [_about_head(loaded)]
@@ -248,6 +245,12 @@ def _with_new_head(options: Options, loaded: ir.Model, loss: Total | str) -> ir.
 def _about_head(model: ir.Model) -> str:
     shapes = {name: list(model.graph.initializers[name].shape or ()) for name in head_of(model)}
     return f"new head: {', '.join(f'{name} {shape}' for name, shape in shapes.items())}"
+
+
+def of_sigmoid(graph: ir.Graph) -> set[str]:
+    """Values that are probabilities."""
+    made_by = {str(v.name): activation_of(v)[0] for node in graph for v in node.outputs}
+    return {name for name, node in made_by.items() if node is not None and node.op_type == "Sigmoid"}
 
 
 def _try_out(option: str, trainer: Trainer, source: Source, size: int, metrics: Mapping[str, Metric]) -> None:

@@ -293,7 +293,9 @@ def _ask_the_modules(graph: ir.Graph, uses: _Uses, inputs: Mapping[str, Input], 
         folding = folding_of(value, inputs)
         if role.kind == "scalar" and (folding is None or not folding.parameters):
             continue
-        mine = uses.of[value]
+        mine = uses.of.get(value, [])
+        if not mine:  # a scale of quantization
+            continue
         strong = next((use for use in mine if use.strong), None)
         if folding is not None and not _is_table_of_sines(tensor):
             found[name] = _folded(folding, (strong or mine[0]).role)

@@ -17,6 +17,7 @@ from onnxgrad.passes.expand_ml import drop_zip_maps, expand_ml
 from onnxgrad.passes.expand_preview import expand_preview
 from onnxgrad.passes.expand_sequence_map import expand_sequence_map
 from onnxgrad.passes.expand_training import adopt_strays, expand_before_gradient
+from onnxgrad.passes.fake_quantize import fake_quantize
 from onnxgrad.passes.find_parameters import find_parameters
 from onnxgrad.passes.fold_shapes import fold_shapes
 from onnxgrad.passes.forget_sequence_shapes import forget_sequence_shapes
@@ -25,6 +26,7 @@ from onnxgrad.passes.infer_subgraphs import infer_subgraphs
 from onnxgrad.passes.name_nodes import name_nodes
 from onnxgrad.passes.resolve_sequences import resolve_sequences
 from onnxgrad.passes.restore_weights import restore_weights
+from onnxgrad.passes.stored_weights import is_dequantize
 from onnxgrad.passes.validate import validate
 from onnxgrad.passes.weights_aside import weights_aside
 from onnxgrad.rules.registry import RULES
@@ -224,14 +226,18 @@ def lift_initializers(draft: Draft) -> None:
 
 
 def lift_constants(draft: Draft) -> None:
-    """Makes initializers of Constant nodes with several floating-point numbers: some exporters keep weights there."""
+    """Makes initializers of Constant nodes with several floating-point numbers, and of integers that are dequantized.
+
+    Some exporters keep weights there.
+    """
     graph = draft.graph
     for node in list(graph):
         tensor = node.attributes["value"].as_tensor() if "value" in node.attributes else None
-        if node.op_type != "Constant" or tensor is None or tensor.size < 2 or not tensor.dtype.is_floating_point():
+        if node.op_type != "Constant" or tensor is None or tensor.size < 2:
             continue
         (result,) = node.outputs
-        if result.is_graph_output():
+        is_weight = tensor.dtype.is_floating_point() or any(is_dequantize(use.node) for use in result.uses())
+        if result.is_graph_output() or not is_weight:
             continue
         weight = ir.Value(name=result.name, type=ir.TensorType(tensor.dtype), const_value=tensor)
         weight.shape, result.name = ir.Shape(tensor.shape.numpy()), None
@@ -289,3 +295,8 @@ PREPARE: list[Pass] = [
 def prepare(model: ir.Model, caller: str) -> Draft:
     """A draft of the model, which may be changed, to be differentiated."""
     return Draft(model, caller).run(PREPARE)
+
+
+def prepare_for_training(model: ir.Model, caller: str) -> Draft:
+    """A draft of the model, which may be changed, with each weight under the name that its author knows."""
+    return Draft(model, caller).run([*RESTORE, fake_quantize, *PREPARE])

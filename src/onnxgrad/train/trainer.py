@@ -20,7 +20,8 @@ from onnxgrad.passes.batch_slice import PLACE, WEIGHTS
 from onnxgrad.passes.draft import Draft, without_garbage_collection
 from onnxgrad.passes.expand_ml import write_attributes
 from onnxgrad.passes.free_batch import fixed_batch
-from onnxgrad.passes.prepare import RESTORE, prepare
+from onnxgrad.passes.prepare import RESTORE, prepare_for_training
+from onnxgrad.passes.store_integers import store_integers
 from onnxgrad.passes.train_mode import SEED, to_inference_mode
 from onnxgrad.tensor_types import Array
 from onnxgrad.train.batch_dimension import with_free_batch
@@ -145,7 +146,7 @@ class Trainer:
         use_amx = all(ranks.all_gather(self._device.has_amx))
         group = ranks.group if isinstance(ranks, Ranks) else None
         with without_garbage_collection():
-            prepared = prepare(self._load(), "Trainer")
+            prepared = prepare_for_training(self._load(), "Trainer")
             self.optimizer = _for_head(optimizer, prepared)
             self._fixed = fixed_batch(prepared.graph)  # the only size of batches that the sessions take, if any
             self._may_be_freed = self._fixed is not None
@@ -217,7 +218,7 @@ class Trainer:
     def _free_batch(self) -> None:
         """Makes all graphs and sessions anew, for batches of any size, if that is possible."""
         with without_garbage_collection():
-            prepared = self._freed(prepare(self._load(), "Trainer"))
+            prepared = self._freed(prepare_for_training(self._load(), "Trainer"))
             self.remarks.append(prepared.remarks[-1])
             if self._fixed is None:
                 self._make_sessions(self._make_graphs(prepared), self._how[0])
@@ -258,7 +259,7 @@ class Trainer:
     def plain_graphs(self) -> tuple[StepGraph, EvaluationGraph]:
         """The graphs of a step and an evaluation as they are for any device, with none of ours in particular."""
         with without_garbage_collection():
-            prepared = prepare(self._load(), "Trainer")
+            prepared = prepare_for_training(self._load(), "Trainer")
             if self._freed_from is not None:
                 prepared = with_free_batch(prepared, self._freed_from) or prepared
             inference = prepared.clone()
@@ -285,10 +286,10 @@ class Trainer:
         return {slot: self._buffers.views(array) for slot, array in self._state.slots.items()}
 
     def _load(self) -> ir.Model:
-        """The original model, each of its weights an initializer under the name that its author knows."""
+        """The original model."""
         model = load(self._source, "Trainer")
         expect_weights(model, "Trainer")
-        return Draft(model, "Trainer").run(RESTORE).model  # type: ignore[no-any-return]
+        return model
 
     def _rates_of(self, layers: Mapping[str, int]) -> dict[str, float]:
         """The factor of the learning rate of each parameter, and a remark about them."""
@@ -783,8 +784,12 @@ class Trainer:
         self._settle()
         with self.ranks.together():
             trained = self.averages or self.parameters
-            found: list[Path] = self.ranks.on_first(lambda: writer(self._load(), self._changed(trained)))
+            found: list[Path] = self.ranks.on_first(lambda: writer(self._restored(), self._changed(trained)))
         return found
+
+    def _restored(self) -> ir.Model:
+        """The original model, each of its weights an initializer under the name that its author knows."""
+        return Draft(self._load(), "Trainer").run(RESTORE).model  # type: ignore[no-any-return]
 
     def _changed(self, trained: Mapping[str, Any]) -> dict[str, Array]:
         return {name: self._device.to_numpy(a) for name, a in (*trained.items(), *self.statistics.items())}
@@ -793,7 +798,8 @@ class Trainer:
 def _export(model: ir.Model, arrays: dict[str, Array], path: Path) -> list[Path]:
     tensors: dict[str, Any] = {name: v.const_value for name, v in model.graph.initializers.items()}
     apart = any(isinstance(t, ir.ExternalTensor) for t in tensors.values())
-    for name in arrays.keys() - write_attributes(model.graph, arrays):
+    written = write_attributes(model.graph, arrays) | store_integers(model.graph, arrays)
+    for name in arrays.keys() - written:
         kind = tensors[name].dtype
         values = arrays[name].astype(kind.numpy(), copy=False)
         model.graph.initializers[name].const_value = ir.Tensor(values, dtype=kind, name=name)
