@@ -2,7 +2,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: demo test test-all interpreter oldest avx2 test-cuda lint bench docs golden cases clean
+.PHONY: demo test test-all interpreter oldest avx2 test-cuda lint bench docs golden cases kernels dist clean
 
 demo: .venv/demo
 	$(PY) examples/demo.py
@@ -95,6 +95,13 @@ golden: .venv-peer/ready .venv/ready
 cases: .venv/ready
 	$(PY) -m tests.backend_cases build/cases
 
+# Compiled kernels for every level of processors, which wheels ship; nothing here needs them.
+kernels: .venv/ready
+	$(PY) -m tests.ship_kernels
+
+dist: kernels
+	$(PY) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+
 # What the demo needs, in the versions of the tests: without PyTorch and the tools it is there in half the time.
 .venv/demo: pyproject.toml tests/requirements.txt
 	$(PYTHON) -m venv .venv
@@ -117,5 +124,5 @@ cases: .venv/ready
 	touch $@
 
 clean:
-	rm -rf .venv .venv-peer .oldest build src/*.egg-info
+	rm -rf .venv .venv-peer .oldest build dist src/*.egg-info src/onnxgrad/_kernels
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -23,13 +23,15 @@ from tests.node_cases import NodeCase, all_cases
 
 import onnxgrad
 from onnxgrad.cpu.core import levels, warmup
-from onnxgrad.cpu.core.kernel_cache import asked_for
+from onnxgrad.cpu.core.compiling import asked_for
 from onnxgrad.cpu.core.matmul import launch_matmul
 from onnxgrad.cpu.core.recording import record
 from onnxgrad.cpu.core.warmup import Wanted
 from onnxgrad.train import optim
 
 TYPES = {str(dtype) for dtype in FLOATS} | {"int64", "int32", "bool"}  # those of operators' cases, as their names say
+
+AMX = levels.LEVELS[-1].used_if_there
 
 
 class Kernels:
@@ -53,7 +55,9 @@ def kernels_of_cases(kernels: Kernels) -> None:
             case.op(*case.make_inputs(), **case.attributes, **chosen(case))
         for call in recording.calls:
             kinds = (*map(numba.typeof, call.args), types.int64)
-            kernels.add(names[id(call.native)], kinds, needs=levels.LEVELS[-1].used_if_there if has_amx else frozenset())
+            kernels.add(
+                names[id(call.native)], kinds, needs=levels.LEVELS[-1].used_if_there if has_amx else frozenset()
+            )
 
 
 def is_shipped(case: NodeCase) -> bool:

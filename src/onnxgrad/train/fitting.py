@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from onnxgrad.cpu.core.compiling import asked_for
 from onnxgrad.train.batches import Batches, not_finite
 from onnxgrad.train.distributed.ranks import Ranks, SingleProcess, on_every_rank
 from onnxgrad.train.interruption import Interrupted, Interruption
@@ -85,7 +86,11 @@ def fit(trainer: "Trainer", options: FitOptions, position: Position, quiet: bool
     """Runs from a position, which it moves along; the position is the trainer's, whose checkpoints contain it."""
     records = []
     ranks = trainer.ranks
-    with Progress(quiet or not ranks.is_first) as progress, Interruption(quiet=not ranks.is_first) as interruption:
+    with (
+        Progress(quiet or not ranks.is_first) as progress,
+        Interruption(quiet=not ranks.is_first) as interruption,
+        asked_for(progress.tell_of_kernel),
+    ):
         _say_remarks(trainer, progress)
         ranks.listen_to(interruption)
         try:

@@ -19,6 +19,7 @@ class Progress:
         self._epoch = self._epochs = self._done = self._total_done = 0
         self._batches: int | None = None
         self._console: Any = None
+        self._compiled = 0
         self._began = self._printed = time.monotonic()
         if quiet:
             return
@@ -66,6 +67,17 @@ class Progress:
         elif self._console is not None and now - self._printed > PATIENCE:
             of = f"/{self._batches}" if self._batches is not None else ""
             self.say(f"epoch {self._epoch}/{self._epochs}: {self._done}{of}  {self._state(now, rate)}")
+
+    def tell_of_kernel(self, name: str, types: Any, found: bool) -> None:
+        """Where kernels are not shipped, and not kept from an earlier process, the first steps are slow."""
+        if found:
+            return
+        self._compiled += 1
+        if self._bar is not None and self._task is not None:
+            short = name.rpartition(".")[2].partition("-")[0].strip("_")
+            self._bar.update(self._task, state=f"compiling kernels for this machine, once: {self._compiled} {short}")
+        elif self._compiled == 1:
+            self.say("compiling kernels for this machine, once")
 
     def _state(self, now: float, rate: float) -> str:
         assert self._loss is not None

@@ -30,7 +30,9 @@ KERNELS: dict[str, Any] = {}  # every function that Python calls, by a name that
 def _find_by_name(compiled: Any, function: Callable[..., Any]) -> Any:
     """Gives a function its place among the compiled ones."""
     name = f"{function.__module__}.{function.__qualname__}-{function.__code__.co_firstlineno}"
-    inside = "".join(f"[{cell.cell_contents}]" for cell in function.__closure__ or ())  # as functions made by others have
+    inside = "".join(
+        f"[{cell.cell_contents}]" for cell in function.__closure__ or ()
+    )  # as functions made by others have
     compiled._cache = KernelCache(name + inside, function)
     KERNELS[name + inside] = compiled
     return compiled

@@ -1,11 +1,9 @@
 """Where compiled kernels are looked for: those shipped with the package, then those that this machine has kept."""
 
-import contextlib
 import hashlib
-import os
 import pickle
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +13,9 @@ from numba.core.caching import FunctionCache, NullCache
 from numba.core.compiler import CompileResult
 from numba.core.serialize import dumps
 
+from onnxgrad.cpu.core.compiling import tell
 from onnxgrad.cpu.core.levels import shipped, source_stamp
 
-Listener = Callable[[str, Any, bool], None]  # of a kernel's name, the types of its arguments, and whether it was found
-_listeners: list[Listener] = []
 _building: Path | None = None
 
 
@@ -26,16 +23,6 @@ def build_into(folder: Path) -> None:
     """From now on, compiled kernels are written to a folder, whatever was compiled before."""
     global _building
     _building = folder
-
-
-@contextlib.contextmanager
-def asked_for(listener: Listener) -> Iterator[None]:
-    """Tells the listener of each kernel that is asked for, before it is compiled unless it was found."""
-    _listeners.append(listener)
-    try:
-        yield
-    finally:
-        _listeners.remove(listener)
 
 
 class KernelCache:
@@ -53,8 +40,7 @@ class KernelCache:
             found = self._load_shipped(signature, target)
             if found is None:
                 found = self._kept.load_overload(signature, target)
-        for listener in _listeners:
-            listener(self._name, signature, found is not None)
+        tell(self._name, signature, found is not None)
         return found
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
@@ -114,4 +100,4 @@ def _write(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{uuid.uuid4().hex}")
     unfinished.write_bytes(content)
-    os.replace(unfinished, path)
+    unfinished.replace(path)

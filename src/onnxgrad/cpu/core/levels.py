@@ -6,6 +6,7 @@ all processors of a class have.
 
 import functools
 import hashlib
+import io
 import json
 import os
 import sys
@@ -103,11 +104,8 @@ def shipped() -> tuple[Level, zipfile.ZipFile] | None:
     level = level_of(host_features())
     if level is None or not level.archive.is_file():
         return None
-    archive = zipfile.ZipFile(level.archive)  # open as long as the process lives
-    if json.loads(archive.read(ABOUT)) == made_by():
-        return level, archive
-    archive.close()
-    return None
+    archive = zipfile.ZipFile(io.BytesIO(level.archive.read_bytes()))  # forked processes share the place in a file
+    return (level, archive) if json.loads(archive.read(ABOUT)) == made_by() else None
 
 
 def has_feature(name: str) -> bool:

@@ -7,7 +7,6 @@ from numba.core import cgutils
 
 from onnxgrad.cpu.core.levels import has_feature
 
-
 HAS_AVX512, HAS_NEON = has_feature("avx512f"), has_feature("neon")
 HAS_BF16_PRODUCTS = HAS_AVX512 and has_feature("avx512bf16")
 VECTOR_BYTES = 64 if HAS_AVX512 else 32 if has_feature("avx") else 16

@@ -64,16 +64,17 @@ def compile_all(
 def build_archive(level: Level, wanted: Iterable[Wanted], processes: int, told: Told) -> None:
     """Compiles for a level, on a processor of whatever level, what its processors can run."""
     fitting = [kernel for kernel in wanted if kernel.needs <= level.features]
+    about = json.dumps(made_by())  # now: the sources may change meanwhile
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         compile_all(fitting, processes, told, level.environment, folder)
         level.archive.parent.mkdir(parents=True, exist_ok=True)
         unfinished = level.archive.with_name(f".{uuid.uuid4().hex}")
         with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
-            archive.writestr(ABOUT, json.dumps(made_by()))
+            archive.writestr(ABOUT, about)
             for path in sorted(folder.iterdir()):
                 archive.write(path, path.name)
-        os.replace(unfinished, level.archive)
+        unfinished.replace(level.archive)
 
 
 def _groups(wanted: Sequence[Wanted]) -> Iterator[list[Wanted]]:
