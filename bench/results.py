@@ -11,10 +11,12 @@ from bench import machine
 from bench.measure import Timing
 
 FOLDER = Path(__file__).parent
-OPERATORS, TRAINING, SESSIONS, PAUSES, BUILDING, MODELS, ARTIFACTS, PRECISION = (
+OPERATORS, TRAINING, SESSIONS, PAUSES, BUILDING, MODELS, ARTIFACTS, PRECISION, FIRST_USE = (
     FOLDER / f"{name}.csv"
-    for name in ("results", "training", "sessions", "pauses", "building", "models", "ort_training", "precision")
-)
+    for name in (
+        "results", "training", "sessions", "pauses", "building", "models", "ort_training", "precision", "first_use",
+    )
+)  # fmt: skip
 BUSY = "other processes used"  # how the note of a row opens that was measured in company
 
 

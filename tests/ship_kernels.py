@@ -25,7 +25,7 @@ import onnxgrad
 from onnxgrad.cpu.core import levels, warmup
 from onnxgrad.cpu.core.compiling import asked_for
 from onnxgrad.cpu.core.matmul import launch_matmul
-from onnxgrad.cpu.core.recording import record
+from onnxgrad.cpu.core.recording import Recording, record
 from onnxgrad.cpu.core.warmup import Wanted
 from onnxgrad.train import optim
 
@@ -47,17 +47,20 @@ class Kernels:
 
 def kernels_of_cases(kernels: Kernels) -> None:
     """What the operators' cases would run, on processors without AMX and with it."""
-    from onnxgrad.cpu.core.jit import KERNELS
-
-    names = {id(kernel): name for name, kernel in KERNELS.items()}
     for has_amx, case in product((False, True), filter(is_shipped, all_cases())):
         with mock.patch.object(launch_matmul, "has_amx", lambda has_amx=has_amx: has_amx), record() as recording:
             case.op(*case.make_inputs(), **case.attributes, **chosen(case))
-        for call in recording.calls:
-            kinds = (*map(numba.typeof, call.args), types.int64)
-            kernels.add(
-                names[id(call.native)], kinds, needs=levels.LEVELS[-1].used_if_there if has_amx else frozenset()
-            )
+        for wanted in launched(recording, AMX if has_amx else frozenset()):
+            kernels.add(*wanted)
+
+
+def launched(recording: Recording, needs: frozenset[str] = frozenset()) -> Iterator[Wanted]:
+    """The kernels that a call would have launched."""
+    from onnxgrad.cpu.core.jit import KERNELS
+
+    for call in recording.calls:
+        kinds = (*map(numba.typeof, call.args), types.int64)
+        yield Wanted(next(name for name, kernel in KERNELS.items() if kernel is call.native), kinds, needs)
 
 
 def is_shipped(case: NodeCase) -> bool:
