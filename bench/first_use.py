@@ -17,31 +17,17 @@ from pathlib import Path
 from rich.console import Console
 
 from bench import machine, report, results
+from bench.first_step import COMPILED
 from bench.measure import timing
 from bench.peers import OURS, TORCH
 from bench.quiet import NOTICEABLE, Neighbours
 from bench.results import BUSY, Row, new_row
 from bench.training_cases import CASES, TrainingCase
-from bench.training_steps import step_of, torch_step
 
 ROOT = Path(__file__).resolve().parents[1]
 SHIPPED, KEPT, NOTHING = (f"{OURS}, {what}" for what in ("kernels shipped", "kernels kept", "kernels compiled"))
-COMPILED = "torch.compile"
 SIDES = (SHIPPED, KEPT, NOTHING, TORCH, COMPILED)
 PROCESSOR = ", processor time"
-
-
-def child_main(side: str, name: str, folder: Path) -> None:
-    """Prints the loss of the first step, and the processor time it took up to there."""
-    threads = len(os.sched_getaffinity(0))
-    if side == COMPILED:
-        import torch
-
-        case = next(c for c in CASES if c.name == name)
-        step = torch_step(torch.compile(case.module(case.full)), case.batch(case.full), threads)
-    else:
-        step = step_of(TORCH if side == TORCH else OURS, folder, name, "full", threads)
-    print(step(), sum(os.times()[:4]), flush=True)
 
 
 def _first_step(side: str, case: TrainingCase, folder: Path, caches: Path) -> tuple[float, float]:
@@ -52,7 +38,7 @@ def _first_step(side: str, case: TrainingCase, folder: Path, caches: Path) -> tu
         "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
         "ONNXGRAD_SHIPPED_KERNELS": str(int(side == SHIPPED)),
     }
-    command = [sys.executable, "-m", "bench.first_use", "--child", side, case.name, str(folder)]
+    command = [sys.executable, "-m", "bench.first_step", side, case.name, str(folder)]
     start = time.perf_counter()
     with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
@@ -132,12 +118,7 @@ def main() -> int:
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(names)} (default: all)")
     parser.add_argument("--processes", type=int, default=3, help="of each side (default: 3)")
     parser.add_argument("--quick", action="store_true", help="a short look at ours: nothing is written")
-    parser.add_argument("--child", nargs=3, metavar=("SIDE", "CASE", "FOLDER"), help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.child:
-        side, name, folder = options.child
-        child_main(side, name, Path(folder))
-        return 0
     if unknown := set(options.cases) - set(names):
         parser.error(f"{', '.join(sorted(unknown))}: expected some of {', '.join(names)}")
     cases = [case for case in CASES if not options.cases or case.name in options.cases]

@@ -73,7 +73,7 @@ def chosen(case: NodeCase) -> dict[str, object]:
 
 def kernels_of_steps(kernels: Kernels) -> None:
     """What training steps run: those of the four networks, in both precisions, and all optimizers' of a small one."""
-    with asked_for(lambda name, signature, found: kernels.add(name, signature)), tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "model.onnx"
         for case in CASES:
             path.write_bytes(case.exported(case.full, OPSET))  # its sizes choose kernels, too
@@ -103,8 +103,9 @@ def train(path: Path, batch: dict[str, np.ndarray], optimizer: optim.Optimizer, 
 def main() -> None:
     warmup.load_kernels()
     kernels = Kernels()
-    kernels_of_cases(kernels)
-    kernels_of_steps(kernels)
+    with asked_for(lambda name, signature, found: kernels.add(name, signature)):
+        kernels_of_cases(kernels)
+        kernels_of_steps(kernels)
     wanted = list(kernels.found.values())
     warmup.LIST.parent.mkdir(exist_ok=True)
     warmup.LIST.write_bytes(pickle.dumps(wanted))
