@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 import zipfile
@@ -157,3 +158,29 @@ def test_shipped_kernels_run_without_compiling(monkeypatch, tmp_path):
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert (run.returncode, run.stdout) == (0, "this compiles\n"), run.stderr
+
+
+WARMUP = """
+import sys
+from pathlib import Path
+from onnxgrad.cli import main
+from onnxgrad.cpu.core import warmup
+if __name__ == "__main__":
+    warmup.LIST = Path(sys.argv.pop())
+    main()
+"""
+
+
+@pytest.mark.slow
+def test_warmup_leaves_kernels_for_later_processes(tmp_path):
+    with record() as recording:
+        slice_grad(np.ones(2, np.float32), [5], [0], [5], [0], [3])
+    (tmp_path / "list").write_bytes(pickle.dumps(list(launched(recording))))
+    (tmp_path / "warm.py").write_text(WARMUP)
+    run = subprocess.run(
+        [sys.executable, str(tmp_path / "warm.py"), "warmup", str(tmp_path / "list")],
+        env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache"), "ONNXGRAD_SHIPPED_KERNELS": "0"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (run.returncode, run.stderr) == (0, "compiling 1 kernels for this machine, once\nall kernels are ready\n")
+    assert [*(tmp_path / "cache").rglob("slice._lay-*.nbc")]

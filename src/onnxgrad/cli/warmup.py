@@ -1,7 +1,5 @@
 """onnxgrad warmup: compiles all kernels ahead."""
 
-import click
-
 from onnxgrad.cli.group import command
 
 
@@ -23,11 +21,13 @@ def warmup() -> None:
 
     wanted = read_list()
     columns = (progress.TextColumn("{task.description}"), progress.BarColumn(24), progress.MofNCompleteColumn())
-    with progress.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True, highlight=False)
+    console.print(f"compiling {len(wanted)} kernels for this machine, once")
+    with progress.Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=len(wanted))
 
         def tell(module: str, count: int) -> None:
-            bar.update(task, advance=count, description=f"compiling kernels for this machine, once: {module}")
+            bar.update(task, advance=count, description=module)
 
         compile_all(wanted, get_num_threads(), tell)
-    click.echo(f"{len(wanted)} kernels are ready", err=True)
+    console.print("all kernels are ready")
