@@ -57,11 +57,11 @@ def measured(cases: Sequence[TrainingCase], sides: Sequence[str], processes: int
             neighbours = Neighbours()
             taken: dict[str, list[tuple[float, float]]] = {side: [] for side in sides}
             for turn in range(processes):
-                caches = {side: Path(name) / f"{case.name} {turn} {side}" for side in sides}
+                caches = {side: Path(name) / f"{case.name}-{turn}-{SIDES.index(side)}" for side in sides}
                 for side in sides:
                     at = caches[side]
                     if side == KEPT:
-                        at = Path(name) / f"{case.name} {side}"
+                        at = Path(name) / f"{case.name}-kept"
                         if turn == 0:
                             _first_step(side, case, Path(name), at)
                     taken[side].append(_first_step(side, case, Path(name), at))
