@@ -2,7 +2,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: demo web dist site test test-all interpreter oldest avx2 test-cuda lint bench docs golden cases clean
+.PHONY: demo web dist site kernels test test-all interpreter oldest avx2 test-cuda lint bench docs golden cases clean
 
 demo: .venv/demo
 	$(PY) examples/demo.py
@@ -109,10 +109,15 @@ site: .site/ready
 	.site/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	touch $@
 
+# Compiled kernels for every level of processors, which wheels ship; nothing here needs them.
+kernels: .venv/ready
+	$(PY) -m tests.ship_kernels
+
 # Packages for an index, in dist/: a wheel that any Python 3 installs without a compiler, and the sources; checked.
-dist: .release/ready
+dist: kernels .release/ready
 	rm -rf dist build/lib* build/bdist*
-	.release/bin/python -m build --outdir dist
+	.release/bin/python -m build --sdist --outdir dist
+	.release/bin/python -m build --wheel --outdir dist
 	.release/bin/python -m wheel tags --remove --platform-tag manylinux_2_28_x86_64 dist/*.whl
 	.release/bin/python release/check.py dist
 
@@ -150,5 +155,5 @@ build/npm/ready: tests/npm/package.json
 	touch $@
 
 clean:
-	rm -rf .venv .venv-peer .oldest .release .site build dist src/*.egg-info
+	rm -rf .venv .venv-peer .oldest .release .site build dist src/*.egg-info src/onnxgrad/_kernels
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -6,6 +6,7 @@ from pathlib import Path
 from bench import (
     building,
     cuda_training,
+    first_use,
     models,
     ort_training,
     pauses,
@@ -36,6 +37,7 @@ def _pages() -> dict[Path, dict[str, str]]:
             "operators": report.operators(results.read(results.OPERATORS)),
             "sessions": sessions.tables(results.read(results.SESSIONS)),
             "building": building.tables(results.read(results.BUILDING)),
+            "first_use": first_use.tables(results.read(results.FIRST_USE)),
         },
         MODELS: {"models": models.tables(results.read(results.MODELS))},
     }

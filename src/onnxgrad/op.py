@@ -4,7 +4,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType, NoneType, UnionType
 from typing import (
     TYPE_CHECKING,
@@ -54,10 +54,11 @@ class Op(Generic[P, R]):
         self.body, self.shape_rule, self.longest, self.check_values = body, shape, longest, check_values
         self.function_name = body.__name__
         self.module = body.__module__.rsplit(".", 1)[-1]
-        self.inputs, self.attributes, self.chooses_outputs = _read_parameters(body)
-        self.outputs = _read_outputs(body, outputs)
-        self.doc = inspect.getdoc(body) or ""
+        hints = get_type_hints(body, include_extras=True)  # slow, so once
         parameters = inspect.signature(body).parameters.values()
+        self.inputs, self.attributes, self.chooses_outputs = _read_parameters(parameters, hints)
+        self.outputs = _read_outputs(hints["return"], outputs)
+        self.doc = inspect.getdoc(body) or ""
         self._order = tuple(p.name for p in parameters)  # inputs, attributes, and `outputs` if it has that
         self._by_position = sum(p.kind is not p.KEYWORD_ONLY for p in parameters)
         self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
@@ -304,12 +305,13 @@ def _without_none(annotation: Any) -> tuple[Any, bool]:
     return annotation, False
 
 
-def _read_parameters(body: Callable[..., Any]) -> tuple[list[Input], list[Attribute], bool]:
-    hints = get_type_hints(body, include_extras=True)
+def _read_parameters(
+    parameters: Iterable[inspect.Parameter], hints: Mapping[str, Any]
+) -> tuple[list[Input], list[Attribute], bool]:
     inputs: list[Input] = []
     attributes: list[Attribute] = []
     chooses_outputs = False
-    for parameter in inspect.signature(body).parameters.values():
+    for parameter in parameters:
         annotation, optional = _without_none(hints[parameter.name])
         if get_origin(annotation) is Annotated:
             inputs.append(Input(parameter.name, get_args(annotation)[1], optional))
@@ -322,8 +324,7 @@ def _read_parameters(body: Callable[..., Any]) -> tuple[list[Input], list[Attrib
     return inputs, attributes, chooses_outputs
 
 
-def _read_outputs(body: Callable[..., Any], names: Sequence[str]) -> list[Output]:
-    result = get_type_hints(body, include_extras=True)["return"]
+def _read_outputs(result: Any, names: Sequence[str]) -> list[Output]:
     annotations = get_args(result) if get_origin(result) is tuple else (result,)
     return [
         Output(name.rstrip("?"), get_args(_without_none(annotation)[0])[1], name.endswith("?"))

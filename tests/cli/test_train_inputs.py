@@ -319,15 +319,12 @@ def test_a_bar_that_stands_still_says_what_it_waits_for(capsys, monkeypatch):
     monkeypatch.setattr("onnxgrad.train.progress.NOTICED", 0.05)
     with Progress(quiet=False) as progress:
         progress.start_epoch(1, 1, 10)
-        with progress.step():
-            time.sleep(0.4)
-        assert "compiling kernels, once per machine …" in capsys.readouterr().err
+        progress.tell_of_kernel("onnxgrad.cpu.conv._backward-2", (), False)
+        time.sleep(0.2)
+        assert "compiling kernels for this machine, once: 1 backward" in capsys.readouterr().err
         progress.advance(0.5, 1e-3)
         time.sleep(0.2)
         assert "compiling" not in capsys.readouterr().err.rpartition("epoch 1/1")[2]
-        with progress.step():  # the second
-            time.sleep(0.2)
-        assert "compiling" not in capsys.readouterr().err
         with progress.doing("validating"):
             time.sleep(0.4)
         assert "validating …" in capsys.readouterr().err
@@ -356,10 +353,10 @@ def test_without_a_terminal_it_says_so_in_a_line_if_it_takes_very_long(capsys, m
     monkeypatch.setattr("onnxgrad.train.progress.PATIENCE", 0.05)
     with Progress(quiet=False) as progress:
         progress.start_epoch(2, 3, 10)
-        with progress.step():
+        with progress.doing("validating"):
             time.sleep(0.2)
-    assert capsys.readouterr().err == "epoch 2/3: compiling kernels, once per machine\n"
-    with Progress(quiet=True) as progress, progress.step(), progress.doing("validating"):
+    assert capsys.readouterr().err == "epoch 2/3: validating\n"
+    with Progress(quiet=True) as progress, progress.doing("validating"):
         time.sleep(0.1)
     assert capsys.readouterr().err == ""
 

@@ -1,4 +1,4 @@
-"""The command line: onnxgrad train, report, step, inspect, cut, join, merge, quantize, grad, check and ops."""
+"""The command line: onnxgrad train, report, step, inspect, cut, join, merge, quantize, grad, check, ops and warmup."""
 
 from onnxgrad.cli.gradients import check, grad
 from onnxgrad.cli.group import main
@@ -10,7 +10,8 @@ from onnxgrad.cli.quantize import quantize
 from onnxgrad.cli.reporting.command import report
 from onnxgrad.cli.step import step
 from onnxgrad.cli.training import train
+from onnxgrad.cli.warmup import warmup
 
 __all__ = [
-    "check", "cut", "grad", "inspect", "join", "main", "merge", "ops", "quantize", "report", "step", "train",
+    "check", "cut", "grad", "inspect", "join", "main", "merge", "ops", "quantize", "report", "step", "train", "warmup",
 ]  # fmt: skip

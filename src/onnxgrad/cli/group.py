@@ -46,6 +46,7 @@ def main() -> None:
     onnxgrad grad model.onnx -o gradient.onnx   adds the gradient to a model
     onnxgrad check model.onnx                   compares it with difference quotients
     onnxgrad ops --rules                        lists the operators that have one
+    onnxgrad warmup                             compiles all kernels ahead
     """
 
 

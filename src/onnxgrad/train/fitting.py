@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from onnxgrad.cpu.core.compiling import asked_for
 from onnxgrad.sources.source import Arrays
 from onnxgrad.train.batches import Batches, not_finite
 from onnxgrad.train.callbacks import Callbacks
@@ -94,7 +95,11 @@ def fit(
     """
     records: list[Record] = []
     ranks = trainer.ranks
-    with Progress(quiet or not ranks.is_first) as progress, Interruption(quiet=not ranks.is_first) as interruption:
+    with (
+        Progress(quiet or not ranks.is_first) as progress,
+        Interruption(quiet=not ranks.is_first) as interruption,
+        asked_for(progress.tell_of_kernel),
+    ):
         _say_remarks(trainer, progress)
         ranks.listen_to(interruption)
         try:
@@ -136,8 +141,7 @@ def _epoch(
             progress.say("a batch is left out: it is smaller than those that the model takes")
             continue
         before, skipped = trainer.steps, trainer.skipped
-        with progress.step():
-            loss = trainer.step(batch)
+        loss = trainer.step(batch)
         _say_remarks(trainer, progress)
         if unseen is not None:
             _see(unseen, options, position, progress)

@@ -23,6 +23,7 @@ class Progress:
         self._epoch = self._epochs = self._done = self._total_done = 0
         self._batches: int | None = None
         self._console: Any = None
+        self._compiled = 0
         self._began = self._first_done = self._printed = time.monotonic()
         if quiet:
             return
@@ -59,10 +60,6 @@ class Progress:
             self._bar.remove_task(self._task)
         self._task = self._bar.add_task(f"epoch {epoch}/{epochs}", total=batches, completed=done, state="")
 
-    def step(self) -> contextlib.AbstractContextManager[None]:
-        """Around a step, of which the first may take long."""
-        return self.doing("compiling kernels, once per machine") if not self._total_done else contextlib.nullcontext()
-
     @contextlib.contextmanager
     def doing(self, what: str) -> Iterator[None]:
         """Around what may take long: it is said beside the bar, or without one in a line."""
@@ -96,6 +93,17 @@ class Progress:
         elif self._console is not None and now - self._printed > PATIENCE:
             of = f"/{self._batches}" if self._batches is not None else ""
             self.say(f"epoch {self._epoch}/{self._epochs}: {self._done}{of}  {self._state(now, rate)}")
+
+    def tell_of_kernel(self, name: str, types: Any, found: bool) -> None:
+        """Where kernels are not shipped, and not kept from an earlier process, the first steps are slow."""
+        if found:
+            return
+        self._compiled += 1
+        if self._bar is not None and self._task is not None:
+            short = name.rpartition(".")[2].partition("-")[0].strip("_")
+            self._bar.update(self._task, state=f"compiling kernels for this machine, once: {self._compiled} {short}")
+        elif self._compiled == 1:
+            self.say("compiling kernels for this machine, once")
 
     def _state(self, now: float, rate: float) -> str:
         assert self._loss is not None

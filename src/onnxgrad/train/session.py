@@ -245,8 +245,8 @@ def without_large_weights(model: ir.Model, large: int | None = LARGE) -> tuple[A
     kept: list[tuple[ir.Value, Any]] = []
     for graph in model.graphs():
         for name, value in graph.initializers.items():
-            tensor = value.const_value
-            if tensor is not None and large is not None and tensor.nbytes >= large and graph is model.graph:
+            tensor: Any = value.const_value
+            if large is not None and _size(tensor) >= large and graph is model.graph:
                 weights[name] = np.asarray(tensor.numpy())
                 kept.append((value, tensor))
                 shape = ir.Shape(tensor.shape.numpy())
@@ -259,6 +259,11 @@ def without_large_weights(model: ir.Model, large: int | None = LARGE) -> tuple[A
     finally:
         for value, tensor in kept:
             value.const_value = tensor
+
+
+def _size(tensor: Any) -> int:
+    """Bytes of a weight, where it has numbers."""
+    return 0 if tensor is None or tensor.dtype is ir.DataType.STRING else int(tensor.nbytes)
 
 
 def ort_value(array: Array) -> Any:

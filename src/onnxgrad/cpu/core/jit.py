@@ -1,9 +1,7 @@
 """How kernels are compiled: to native code without Python's lock, once per machine, kept on disk."""
 
 import functools
-import hashlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numba
@@ -12,25 +10,12 @@ from numba.core.ccallback import CFunc
 from numba.core.compiler import Compiler
 from numba.extending import intrinsic
 
+from onnxgrad.cpu.core.kernel_cache import KernelCache
+
 try:
     from numba.core.dispatcher import _FunctionCompiler  # type: ignore[attr-defined]
 except ImportError:  # a private name, which other versions of Numba may not have: compiling takes longer there
     _FunctionCompiler = None
-
-
-@functools.cache
-def _source_stamp() -> bytes:
-    """A hash of every kernel file.
-
-    Numba forgets a cached function when its own file changes. Kernels here are built from functions of other files,
-    so one changed file makes all of them stale.
-    """
-    digest = hashlib.sha256()
-    package = Path(__file__).parents[2]
-    patterns = ("cpu/**/*.py", "runtime/**/*.py", "ops/**/*.py")  # numbers of ops/ are compiled in, too
-    for path in sorted({path for pattern in patterns for path in package.glob(pattern)}):
-        digest.update(path.read_bytes())
-    return digest.digest()
 
 
 int64: Any = np.int64  # a machine number: to the type checker, in native code, anything goes
@@ -39,13 +24,17 @@ int64: Any = np.int64  # a machine number: to the type checker, in native code, 
 OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": {"contract"}}
 
 
-def _keep_on_disk(compiled: Any) -> Any:
-    """Caches in __pycache__ or, where that is read-only, in the user's cache folder."""
-    try:
-        compiled.enable_caching()
-    except RuntimeError:  # no folder can be written: compile in every process
-        return compiled
-    compiled._cache._cache_file._source_stamp = _source_stamp()
+KERNELS: dict[str, Any] = {}  # every function that Python calls, by a name that tells it from the others
+
+
+def _find_by_name(compiled: Any, function: Callable[..., Any]) -> Any:
+    """Gives a function its place among the compiled ones."""
+    name = f"{function.__module__}.{function.__qualname__}-{function.__code__.co_firstlineno}"
+    inside = "".join(
+        f"[{cell.cell_contents}]" for cell in function.__closure__ or ()
+    )  # as functions made by others have
+    compiled._cache = KernelCache(name + inside, function)
+    KERNELS[name + inside] = compiled
     return compiled
 
 
@@ -53,11 +42,11 @@ def native(function: Callable[..., Any], **options: Any) -> Any:
     """A function for other native code and for Python, compiled when first called."""
     for_python, for_native = (numba.njit(nogil=True, **{**OPTIONS, **options})(function) for _ in range(2))
     if _FunctionCompiler is None:
-        return _keep_on_disk(for_python)
+        return _find_by_name(for_python, function)
     for_native._compiler = _LLVMCompiler(for_native)
     for question in ("get_call_template", "get_overload", "get_compile_result"):  # which native code asks
         setattr(for_python, question, getattr(for_native, question))
-    return _keep_on_disk(for_python)
+    return _find_by_name(for_python, function)
 
 
 class _LLVMCompiler(_FunctionCompiler or object):  # type: ignore[misc]
@@ -99,7 +88,7 @@ def c_function(signature: Any) -> Callable[[Callable[..., Any]], Any]:
 
     def build(function: Callable[..., Any]) -> Any:
         compiled = CFunc(function, (signature.args, signature.return_type), locals={}, options=OPTIONS)
-        _keep_on_disk(compiled).compile()
+        _find_by_name(compiled, function).compile()
         return compiled
 
     return build

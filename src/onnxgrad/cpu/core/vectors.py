@@ -1,20 +1,11 @@
 """Vector instructions in LLVM's terms, for the kernels that write their machine code themselves."""
 
-import os
 from typing import Any
 
-import llvmlite.binding as llvm
 from llvmlite import ir
 from numba.core import cgutils
 
-
-def has_feature(name: str) -> bool:
-    """Whether Numba compiles for a processor that has it: the one at hand, unless NUMBA_CPU_FEATURES names another."""
-    chosen = os.environ.get("NUMBA_CPU_FEATURES")
-    if chosen is not None:
-        return f"+{name}" in chosen.split(",")
-    return bool(llvm.get_host_cpu_features().get(name))
-
+from onnxgrad.cpu.core.levels import has_feature
 
 HAS_AVX512, HAS_NEON = has_feature("avx512f"), has_feature("neon")
 HAS_BF16_PRODUCTS = HAS_AVX512 and has_feature("avx512bf16")

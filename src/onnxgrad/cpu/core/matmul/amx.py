@@ -20,6 +20,7 @@ from numba import types
 from numba.core import cgutils
 
 from onnxgrad.cpu.core.jit import machine_code
+from onnxgrad.cpu.core.levels import has_feature
 from onnxgrad.cpu.core.matmul.amx_packing import (
     BLOCK_WORDS,
     SIDE,
@@ -29,7 +30,7 @@ from onnxgrad.cpu.core.matmul.amx_packing import (
     pointer,
     rows_of_tiles,
 )
-from onnxgrad.cpu.core.vectors import INT8, INT32, INT64, has_feature
+from onnxgrad.cpu.core.vectors import INT8, INT32, INT64
 
 SLOW = 4  # blocks that are multiplied while slow packing packs one
 _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18

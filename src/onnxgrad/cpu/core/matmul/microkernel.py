@@ -195,6 +195,13 @@ def gemm_of_pairs_address() -> int:
     return int(_compiled_multiply(types.int32, types.float32).address)
 
 
+def compile_all() -> None:
+    """Compiles every C function of a product, which else happens when it is first asked for."""
+    gemm_of_pairs_address()
+    for dtype in (np.float32, np.float64):
+        gemm_address(np.dtype(dtype))
+
+
 class Strided(NamedTuple):
     """A matrix in an array: element [row, column] stands at start + row · row_step + column · column_step."""
 
