@@ -18,6 +18,8 @@ def read_weights(*models: ir.Model) -> None:
                 tensor: Any = value.const_value
                 if tensor is None or isinstance(tensor, (ir.ExternalTensor, ir.Tensor)):
                     continue
+                if tensor.dtype is ir.DataType.STRING:  # of a proto, small, and no numbers
+                    continue
                 if id(tensor) not in read:
                     array = np.array(tensor.numpy(), order="C")
                     read[id(tensor)] = tensor, ir.Tensor(array, dtype=tensor.dtype, name=tensor.name)
