@@ -487,3 +487,22 @@ def test_inputs_that_torch_has_no_tensors_of():
     with raises(TypeError, "Module: the model's output 'y' holds sequences or maps, which torch has no tensors of: let "
                 "the model end with numbers, and begin with them"):  # fmt: skip
         Module(onnx.parser.parse_model(text))
+
+
+def test_a_quantized_model_trains_and_is_written_as_integers(tmp_path):
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        g (float[N, 4] x) => (float[N, 2] y) <float scale = {0.01}, int8 zero = {0}, int8[4, 2] w_quantized =
+        {10, -20, 30, 40, -50, 60, 70, 80}> {
+          w = DequantizeLinear(w_quantized, scale, zero)
+          y = MatMul(x, w)
+        }""")
+    module, x = Module(model), torch.eye(4)
+    assert [n for n, _ in module.named_parameters()] == ["w"]
+    before = module(x).detach()
+    module(x).sum().backward()
+    torch.optim.SGD(module.parameters(), lr=0.1).step()
+    assert torch.allclose(module(x), before - 0.1, atol=1e-6)
+    module.export(tmp_path / "trained.onnx")
+    written = {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(tmp_path / "trained.onnx").graph.initializer}
+    assert written["w_quantized"].dtype == np.int8
+    assert written["w_quantized"].ravel().tolist() == [0, -30, 20, 30, -60, 50, 60, 70]

@@ -18,7 +18,8 @@ from onnxgrad.graph.suggest import suggestion
 from onnxgrad.passes.draft import Draft, without_garbage_collection
 from onnxgrad.passes.expand_ml import write_attributes
 from onnxgrad.passes.free_batch import fixed_batch
-from onnxgrad.passes.prepare import RESTORE, prepare
+from onnxgrad.passes.prepare import RESTORE, prepare_for_training
+from onnxgrad.passes.store_integers import store_integers
 from onnxgrad.passes.train_mode import to_inference_mode
 from onnxgrad.torch.graphs import Graphs, forget_numbers
 from onnxgrad.torch.session import DTYPES, KINDS
@@ -56,7 +57,7 @@ class Module(torch.nn.Module):
             loaded = load(model, CALLER)
             expect_weights(loaded, CALLER)
             self._model = _Exported(Draft(loaded, CALLER).run(RESTORE).model)
-            prepared = _with_free_batch(prepare(self._model.copy(), CALLER))
+            prepared = _with_free_batch(prepare_for_training(self._model.copy(), CALLER))
         self._signature = Signature(prepared.graph.inputs, CALLER)
         self._outputs = {str(v.name): dtype_of(v, CALLER, "output") for v in prepared.graph.outputs}
         found = _floating(prepared.graph)
@@ -162,7 +163,8 @@ class _Exported:
     def write(self, path: Path, arrays: Mapping[str, Any]) -> list[Path]:
         """Writes the model with these weights."""
         model = self.copy()
-        for name in arrays.keys() - write_attributes(model.graph, dict(arrays)):
+        written = write_attributes(model.graph, dict(arrays)) | store_integers(model.graph, dict(arrays))
+        for name in arrays.keys() - written:
             value = model.graph.initializers[name]
             value.const_value = ir.Tensor(arrays[name], dtype=value.dtype, name=name)
         to_inference_mode(model)
