@@ -43,7 +43,7 @@ def table() -> str:
     ]
     for op in operators():
         marks = " | ".join("✓" if op.has_kernel(folder) else "–" for folder in BACKENDS)
-        anchor = f"docs/operators.md#{op.name.lower()}"
+        anchor = f"#{op.name.lower()}"
         lines.append(f"| [{op.name}]({anchor}) | `onnxgrad.{op.function_name}` | {marks} | {short_types(op)} |")
     return "\n".join(lines)
 
@@ -74,11 +74,12 @@ HEAD = """# Operators
 
 Generated from src/onnxgrad/ops by `make docs`. Every operator is known to onnx's checker, shape inference and, through
 `onnxgrad.reference_ops()`, to `onnx.reference.ReferenceEvaluator`. `onnxgrad.<name>(…)` runs the kernel,
-`onnxgrad.<name>.into(out, …)` writes into arrays you own, `onnxgrad.<name>.definition(…)` runs the plain NumPy body."""
+`onnxgrad.<name>.into(out, …)` writes into arrays you own, `onnxgrad.<name>.definition(…)` runs the plain NumPy body.
+[arrays.md](arrays.md) shows it. CUDA: on tensors in a GPU's memory."""
 
 
 def operators_page() -> str:
-    return "\n\n".join([HEAD, *(page(op) for op in operators())]) + "\n"
+    return "\n\n".join([HEAD, table(), *(page(op) for op in operators())]) + "\n"
 
 
 RULES_HEAD = """# Rules
@@ -181,13 +182,12 @@ def with_tables(page: Path, tables: dict[str, str]) -> str:
 
 
 def main() -> int:
-    readme, command_line = ROOT / "README.md", ROOT / "docs" / "command-line.md"
+    command_line = ROOT / "docs" / "command-line.md"
     coming = ROOT / "docs" / "from-onnxruntime-training.md"
     wanted = {
         ROOT / "docs" / "api.md": api_page(),
         ROOT / "docs" / "operators.md": operators_page(),
         ROOT / "docs" / "rules.md": rules_page(),
-        readme: with_tables(readme, {"operators": table()}),
         command_line: with_tables(command_line, {"settings": settings_table(), "options": options_table()}),
         coming: with_tables(coming, {"gradients": training_table()}),
     }

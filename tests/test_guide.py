@@ -17,7 +17,7 @@ from onnxgrad.rules import RULES
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 RUNNING = [
-    "guide", "getting-started", "fine-tuning", "from-onnxruntime-training", "anywhere", "data", "pytorch",
+    "guide", "getting-started", "fine-tuning", "from-onnxruntime-training", "anywhere", "data", "pytorch", "arrays",
 ]  # fmt: skip
 # A block of Python, and the block of plain text that may follow it.
 BLOCKS = re.compile(r"```python\n(.*?)```\n(?:\n```\n(.*?)```\n)?", re.S)

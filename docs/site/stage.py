@@ -19,7 +19,7 @@ PARTS = {
     "Training": ("getting-started", "command-line", "fine-tuning", "data", "pytorch", "anywhere", "scale",
                  "from-onnxruntime-training"),
     "Gradients": ("guide",),
-    "Reference": ("api", "operators", "rules", "glossary", "limits"),
+    "Reference": ("api", "arrays", "operators", "rules", "glossary", "limits"),
     "Evidence": ("speed", "cuda", "models", "standard-cases", "gallery"),
     "Inside": ("layout", "contributing", "releasing", "changelog"),
 }  # fmt: skip
