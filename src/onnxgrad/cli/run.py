@@ -162,6 +162,8 @@ def _fit(
         if board is not None:
             to_board(board, event)
 
+    log.on_every_rank = norms is not None  # type: ignore[attr-defined]  # each has the norms of its shard
+
     try:
         trainer.fit(
             prepared.batches, options.epochs, validation=prepared.validation, metrics=prepared.metrics,
