@@ -15,6 +15,8 @@ from torch.nn import functional
 
 from onnxgrad.ops.grid_sample import PADDINGS, grid_sample_grad
 
+pytestmark = pytest.mark.slow  # kernels that few models have, and that take long to compile
+
 MODES = {"linear": "bilinear", "nearest": "nearest", "cubic": "bicubic"}
 SHAPES = {1: ((2, 3, 7), (5,)), 2: ((2, 5, 4, 6), (3, 4)), 3: ((1, 2, 3, 4, 5), (2, 3, 2))}
 KINDS = [("linear", 1), ("linear", 2), ("linear", 3), ("nearest", 2), ("nearest", 3), ("cubic", 1), ("cubic", 2)]

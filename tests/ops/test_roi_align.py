@@ -15,6 +15,8 @@ from tests.node_cases import NodeCase, only
 
 from onnxgrad.ops.roi_align import TRANSFORMATIONS, roi_align_grad
 
+pytestmark = pytest.mark.slow  # kernels that few models have, and that take long to compile
+
 BINS = {"output_height": 2, "output_width": 3}
 # Inside the image, beyond its end, from before its beginning on, without extent, elsewhere, and inside out.
 REGIONS = np.array(

@@ -6,6 +6,8 @@ from tests.gradients import check_rule, evaluate, model_of_node
 
 import onnxgrad
 
+pytestmark = pytest.mark.slow  # kernels that few models have, and that take long to compile
+
 RNG = np.random.default_rng(0)
 MODES = {"linear": "bilinear", "nearest": "nearest", "cubic": "bicubic"}
 PADDINGS = ["zeros", "border", "reflection"]

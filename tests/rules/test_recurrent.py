@@ -10,6 +10,8 @@ from tests.gradients import check_rule, evaluate, feeds_for_seeds, model_of_node
 
 import onnxgrad
 
+pytestmark = pytest.mark.slow  # long to compile; the operators themselves are tested daily
+
 S, N, WIDTH, H = 3, 2, 3, 2
 GATES = {"GRU": 3, "LSTM": 4, "RNN": 1}
 OUTPUTS = {"GRU": 2, "LSTM": 3, "RNN": 2}
