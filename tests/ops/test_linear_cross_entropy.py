@@ -36,6 +36,8 @@ from tests.node_cases import NodeCase, only, without
 from onnxgrad.cpu.core.recording import record, without_memory
 from onnxgrad.ops.linear_cross_entropy import linear_cross_entropy
 
+pytestmark = pytest.mark.slow  # kernels that few models have, and that take long to compile
+
 LOSS = linear_cross_entropy
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -117,7 +119,6 @@ def test_any_shape(data):
         check(LOSS, *arrays(rows, depth, classes, trans=trans, ignored=ignored), **how)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("trans", [0, 1])
 def test_rounded_to_bfloat16(trans, dtype):

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from tests.gradients import check_rule
 
+pytestmark = pytest.mark.slow  # kernels that few models have, and that take long to compile
+
 RNG = np.random.default_rng(5)
 X = RNG.standard_normal((2, 3, 4))
 SKIP = "SkipLayerNormalization"
@@ -26,13 +28,11 @@ def test_skip(shape):
     check_rule(SKIP_SIMPLIFIED, X, skip, positive(4), positive(4), domain="com.microsoft", epsilon=0.1)
 
 
-@pytest.mark.slow
 def test_skip_without_shifts():
     check_rule(SKIP, X, X[::-1], positive(4), None, positive(4), domain="com.microsoft")
     check_rule(SKIP_SIMPLIFIED, X, X[::-1], positive(4), domain="com.microsoft")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("of", [[0, 3], [3]])
 def test_skip_whose_sum_is_used(of):
     wrt = None if 0 in of else [0, 1]
