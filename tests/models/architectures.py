@@ -677,4 +677,3 @@ BY_HAND = {
 }
 
 ARCHITECTURES = {**TORCHVISION, **TIMM, **TRANSFORMERS, **BY_HAND}
-DAILY = ["sinkhorn", "wavenet"]  # short ones, for `make test`

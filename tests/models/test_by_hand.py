@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.models.architectures import ARCHITECTURES, BY_HAND, DAILY, TIMM, TORCHVISION, TRANSFORMERS
+from tests.models.architectures import ARCHITECTURES, BY_HAND, TIMM, TORCHVISION, TRANSFORMERS
 from tests.models.compare import check
 
 LEGACY = [
@@ -31,15 +31,9 @@ def test_the_page_names_all_architectures():
     assert f"{len(ARCHITECTURES)} architectures:" in page
 
 
-@pytest.mark.parametrize("way", ["recommended", "default"])
-@pytest.mark.parametrize("name", DAILY)
-def test_some_train_as_in_pytorch(name, way, tmp_path):
-    check(name, way, tmp_path)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["recommended", "default"])
-@pytest.mark.parametrize("name", [name for name in BY_HAND if name not in DAILY])
+@pytest.mark.parametrize("name", BY_HAND)
 def test_trains_as_in_pytorch(name, way, tmp_path):
     check(name, way, tmp_path)
 

@@ -27,6 +27,7 @@ def _run(*arguments, folder):
     return subprocess.run(command, check=False, cwd=folder, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_a_script_runs_unchanged(tmp_path):
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "script.py").write_text(SCRIPT)

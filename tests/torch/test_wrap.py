@@ -49,6 +49,7 @@ def close(actual, expected):
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_training_goes_on_as_with_the_module(both):
     gradients = []
     optimizers = [torch.optim.SGD(module.parameters(), 0.001, momentum=0.9) for module in both]
