@@ -1,12 +1,12 @@
 """Architectures of timm, exported in both ways, train as in PyTorch."""
 
 import pytest
-from tests.models.architectures import DAILY, TIMM
+from tests.models.architectures import TIMM
 from tests.models.compare import check
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["recommended", "default"])
-@pytest.mark.parametrize("name", [name for name in TIMM if name not in DAILY])
+@pytest.mark.parametrize("name", TIMM)
 def test_trains_as_in_pytorch(name, way, tmp_path):
     check(name, way, tmp_path)

@@ -1,12 +1,12 @@
 """Architectures of transformers, exported in both ways, train as in PyTorch."""
 
 import pytest
-from tests.models.architectures import DAILY, TRANSFORMERS
+from tests.models.architectures import TRANSFORMERS
 from tests.models.compare import check
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["recommended", "default"])
-@pytest.mark.parametrize("name", [name for name in TRANSFORMERS if name not in DAILY])
+@pytest.mark.parametrize("name", TRANSFORMERS)
 def test_trains_as_in_pytorch(name, way, tmp_path):
     check(name, way, tmp_path)
