@@ -119,9 +119,9 @@ def test_batches_of_the_exported_size_leave_the_model_as_it_is():
     plain = [helper.make_node("Relu", ["h"], ["g"], name="relu")]
     trainer = Trainer(layer(plain), losses.MSE("y"), optim.SGD(lr=0.1))
     trainer.fit(Batches(data(8), 4), validation=Batches(data(4), 4), quiet=True)
-    assert trainer._fixed == 4 and trainer.remarks == []
+    assert trainer._model.fixed == 4 and trainer.remarks == []
     trainer.fit(Batches(data(9), 4), validation=Batches(data(6), 4), quiet=True)
-    assert trainer._fixed is None and trainer.steps == 2 + 3
+    assert trainer._model.fixed is None and trainer.steps == 2 + 3
     free = Trainer(layer(plain, "N"), losses.MSE("y"), optim.SGD(lr=0.1))
     free.fit(Batches(data(8), 4), quiet=True)
     free.fit(Batches(data(9), 4), quiet=True)

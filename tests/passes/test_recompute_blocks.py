@@ -68,8 +68,8 @@ def trainer(model, **how):
 
 def kept(mine):
     """Numbers of one example that the forward pass computes and the backward pass reads."""
-    graph = mine._step.model.graph
-    (end,) = (v for v in graph.outputs if v.name == mine._step.loss)
+    graph = mine._model.step.model.graph
+    (end,) = (v for v in graph.outputs if v.name == mine._model.step.loss)
     forward, pending = set(), [end.producer()]
     while pending:
         node = pending.pop()
@@ -94,7 +94,7 @@ def test_the_same_bits_with_less_kept(how):
 
 def test_blocks_begin_where_one_tensor_joins_them():
     mine = trainer(transformer(6), recompute="blocks")
-    delayed = [n for n in mine._step.model.graph if n.op_type == "Where" and "_again" in str(n.name)]
+    delayed = [n for n in mine._model.step.model.graph if n.op_type == "Where" and "_again" in str(n.name)]
     assert {n.inputs[1].name for n in delayed} >= {f"x{k}" for k in range(1, 5)}
 
 
@@ -112,7 +112,7 @@ def test_nodes_by_their_names_are_apart():
     """Each Softmax waits for the gradient of its own layer."""
     mine, plain = trainer(transformer(3), recompute="*/p[0-9]"), trainer(transformer(3))
     assert mine.step(batch(0)) == plain.step(batch(0))
-    again = [n for n in mine._step.model.graph if n.op_type == "Softmax" and str(n.name).endswith("_again")]
+    again = [n for n in mine._model.step.model.graph if n.op_type == "Softmax" and str(n.name).endswith("_again")]
     assert len(again) == 3 and len({n.inputs[0].producer().inputs[0] for n in again}) == 3
     assert kept(mine) == kept(plain)  # the scores in place of their Softmax
 
@@ -143,7 +143,7 @@ def test_regions_beside_each_other_do_not_wait_for_each_other():
     given = {"x": random.random((4, 8), np.float32), "target": np.arange(4)}
     plain, mine = trainer(model), trainer(model, recompute=["/a", "/b"])
     assert [mine.step(given) for _ in range(3)] == [plain.step(given) for _ in range(3)]
-    again = {str(n.name) for n in mine._step.model.graph}
+    again = {str(n.name) for n in mine._model.step.model.graph}
     assert {"/a/a1_again", "/b/b1_again"} <= again
 
 
@@ -155,7 +155,7 @@ def test_batch_statistics_are_measured_once(how):
         assert mine.step(given) == plain.step(given)
     for name, array in plain.statistics.items():
         assert same_bits(mine.statistics[name], array), name
-    assert any(str(n.name).endswith("_again") for n in mine._step.model.graph)
+    assert any(str(n.name).endswith("_again") for n in mine._model.step.model.graph)
 
 
 def test_what_cannot_be():

@@ -252,7 +252,7 @@ def test_a_trainer_learns_the_same_either_way(has_amx, monkeypatch):
     trainer = onnxgrad.Trainer(
         model_of(nodes, {"X": ["N", 20]}, initializers=constants), losses.MSE("Y"), optim.Adam(lr=1e-2)
     )
-    kinds = {node.op_type for node in trainer._step.model.graph}
+    kinds = {node.op_type for node in trainer._model.step.model.graph}
     assert ("PermutedMatMul" in kinds) == has_amx and ("Gemm" in kinds) != has_amx
     X, target = rng.standard_normal((64, 20)).astype(np.float32), rng.standard_normal((64, 5)).astype(np.float32)
     curve = [trainer.step({"X": X, "target": target}) for _ in range(20)]

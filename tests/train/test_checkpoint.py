@@ -78,10 +78,10 @@ def saved(tmp_path_factory):
 
 def refusal(trainer, path):
     """Why a file is refused; nothing of the trainer has changed by then."""
-    before, steps = {name: array.copy() for name, array in trainer._arrays(0).items()}, trainer.steps
+    before, steps = {name: array.copy() for name, array in trainer._state.arrays().items()}, trainer.steps
     with pytest.raises(ValueError, match=re.escape(repr(str(path)))) as caught:
         trainer.restore(path)
-    assert trainer.steps == steps and all(same_bits(before[n], a) for n, a in trainer._arrays(0).items())
+    assert trainer.steps == steps and all(same_bits(before[n], a) for n, a in trainer._state.arrays().items())
     return str(caught.value)
 
 

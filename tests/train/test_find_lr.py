@@ -16,8 +16,8 @@ from onnxgrad.train.trainer import Trainer
 
 
 def everything(mine):
-    arrays = {**mine._arrays(1), **{f"gradient/{name}": a for name, a in mine.gradients.items()}}
-    facts = mine.steps, mine._batches, mine._waiting, mine.gradient_norm, mine.schedule, mine.skipped
+    arrays = {**mine._state.arrays(), **{f"gradient/{name}": a for name, a in mine.gradients.items()}}
+    facts = mine.steps, mine._state.batches, mine._state.waiting, mine.gradient_norm, mine.schedule, mine.skipped
     return {name: np.array(a) for name, a in arrays.items()}, facts
 
 

@@ -33,7 +33,7 @@ def data():
 
 
 def same_state(a, b):
-    return all(same_bits(x, b._arrays(0)[name]) for name, x in a._arrays(0).items())
+    return all(same_bits(x, b._state.arrays()[name]) for name, x in a._state.arrays().items())
 
 
 class Stopping:

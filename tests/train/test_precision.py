@@ -72,9 +72,9 @@ def test_bf16_learns_what_float32_learns():
 
 def test_bf16_rounds_what_products_multiply_and_nothing_else():
     trained = trainer("bf16")
-    kinds = collections.Counter(n.op_type for n in trained._step.model.graph)
+    kinds = collections.Counter(n.op_type for n in trained._model.step.model.graph)
     assert kinds["PermutedMatMul"] >= 5 and kinds["Tanh"] == 1
-    assert all(v.dtype != ir.DataType.BFLOAT16 for n in trained._step.model.graph for v in n.outputs)
+    assert all(v.dtype != ir.DataType.BFLOAT16 for n in trained._model.step.model.graph for v in n.outputs)
     assert {str(a.dtype) for a in trained.parameters.values()} == {"float32"}
 
 
@@ -153,11 +153,11 @@ def test_fp16_learns_and_keeps_its_loss_scale(tmp_path, monkeypatch):
     plain, half = trainer("float32"), trainer("fp16")
     curves = [[t.step(data) for _ in range(20)] for t in (plain, half)]
     np.testing.assert_allclose(curves[1], curves[0], rtol=1e-2)
-    assert half.skipped == 0 and half._scale.value == 2.0**22  # 20 updates
+    assert half.skipped == 0 and half._state.scale.value == 2.0**22  # 20 updates
     half.save(tmp_path / "half.safetensors")
     again = trainer("fp16")
     again.restore(tmp_path / "half.safetensors")
-    assert again._scale == half._scale
+    assert again._state.scale == half._state.scale
     trainer("float32").restore(tmp_path / "half.safetensors")
     arrays, facts = read_checkpoint(tmp_path / "half.safetensors")
     facts["loss_scale"]["value"] = "much"
@@ -169,10 +169,10 @@ def test_fp16_learns_and_keeps_its_loss_scale(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("fp16_on_the_cpu")
 def test_an_update_is_left_out_if_gradients_are_too_large(capsys):
     half = trainer("fp16")
-    half._scale.value = 2.0**40
+    half._state.scale.value = 2.0**40
     before = {n: a.copy() for n, a in half.parameters.items()}
     half.fit([batch()])
-    assert half.skipped == 1 and half.steps == 0 and half._scale.value == 2.0**39
+    assert half.skipped == 1 and half.steps == 0 and half._state.scale.value == 2.0**39
     assert all((a == before[n]).all() for n, a in half.parameters.items())
     assert "an update is left out: its gradients are too large for fp16" in capsys.readouterr().err
 
@@ -180,7 +180,7 @@ def test_an_update_is_left_out_if_gradients_are_too_large(capsys):
 @pytest.mark.usefixtures("fp16_on_the_cpu")
 def test_a_gradient_that_no_scale_makes_finite_stops_training():
     half = trainer("fp16")
-    half._scale.value = 1.0
+    half._state.scale.value = 1.0
     half.gradients["W3"][0, 0] = np.inf
     with pytest.raises(TrainingStoppedError, match=r"norm of the gradient is inf: the gradient of 'W3' is not finite"):
         half._clip(batch())

@@ -118,14 +118,14 @@ def test_a_gradient_norm_beyond_float32():
     trainer.step(batch(0))
     for gradient in trainer.gradients.values():
         gradient[...] *= np.float32(1e30)
-    trainer._clip({})
+    trainer._runner.clip({})
     assert np.isfinite(trainer.gradient_norm) and abs(trainer.gradient_norm / norm_of(trainer.gradients) - 1) < 1e-7
     name, gradient = next(iter(trainer.gradients.items()))
     gradient.flat[3] = np.nan
     with pytest.raises(
         TrainingStoppedError, match=f"the norm of the gradient is .*: the gradient of '{name}' is not finite"
     ):
-        trainer._clip({})
+        trainer._runner.clip({})
 
 
 def test_frozen_parameters_stay():
@@ -211,7 +211,7 @@ from onnx import parser
 model = parser.parse_model('''<ir_version: 9, opset_import: ["": 20]> g (float[N, 4] x) => (float[N, 4] y)
     <float[4] b = {0, 0, 0, 0}> { s = Add(x, b) y = Gelu(s) }''')
 trainer = onnxgrad.Trainer(model, onnxgrad.losses.MSE("y"), onnxgrad.optim.SGD())
-print(sorted(n.op_type for n in trainer._step.model.graph if "Gelu" in n.op_type))
+print(sorted(n.op_type for n in trainer._model.step.model.graph if "Gelu" in n.op_type))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "['Gelu', 'GeluGrad']\n"

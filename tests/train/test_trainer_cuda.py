@@ -137,7 +137,7 @@ def test_a_process_group_of_nccl_reads_the_gradients_on_the_gpu(shard_optimizer,
     try:
         group = {"communicator": distributed.group.WORLD, "shard_optimizer": shard_optimizer}
         mine, expected = trainer("cuda", clip_norm=0.1, **group), trainer("cuda", clip_norm=0.1)
-        assert mine.ranks.reads_gpu and mine._collectives._staged is None
+        assert mine.ranks.reads_gpu and mine._state.collectives._staged is None
         losses_ = [[t.step(batch(k, 32)) for k in range(20)] for t in (mine, expected)]
         assert np.allclose(*losses_, rtol=1e-5)
         mine.save(tmp_path / "run.safetensors")
@@ -168,7 +168,7 @@ def test_shapes_of_batches_are_captured_each_and_come_back():
 def test_steps_are_captured_and_losses_wait():
     mine = trainer("cuda")
     found = [mine.step(batch(k, 32)) for k in range(5)]
-    assert len(mine._step_session._captured._captured) == 1 and mine.remarks == []
+    assert len(mine._runner.session._captured._captured) == 1 and mine.remarks == []
     assert all(isinstance(loss, PendingLoss) for loss in found)
     assert mine.gradient_norm == found[-1].gradient_norm
     assert abs(np.linalg.norm(list(mine.gradient_norms().values())) / mine.gradient_norm - 1) < 1e-7
@@ -251,7 +251,7 @@ def test_fused_elementwise_nodes_compute_the_same(precision, bound, monkeypatch)
     def losses_of(**how):
         loss = losses.CrossEntropy("logits", axis=-1)
         mine = Trainer(model, loss, optim.AdamW(lr=0.01), device="cuda", precision=precision, seed=3, **how)
-        fused = sum(node.op_type == "FusedElementwise" for node in mine._step.model.graph)
+        fused = sum(node.op_type == "FusedElementwise" for node in mine._model.step.model.graph)
         return [float(mine.step(b)) for b in batches], fused
 
     (found, count), (again, _) = losses_of(), losses_of(recompute="blocks")
@@ -276,7 +276,7 @@ def test_images_whose_channels_come_last_compute_the_same(precision, bound):
     def run(device, precision):
         mine = Trainer(network(), losses.CrossEntropy("y"), optim.SGD(lr=0.05), device=device, precision=precision)
         found = [float(mine.step(b)) for b in batches]
-        nodes = [node.op_type for node in mine._step.model.graph if node.op_type.startswith("Nhwc")]
+        nodes = [node.op_type for node in mine._model.step.model.graph if node.op_type.startswith("Nhwc")]
         mine.export(path := Path(tempfile.mkdtemp(), "model.onnx"))
         weights = {t.name: numpy_helper.to_array(t) for t in onnx.load(path).graph.initializer}
         return found, nodes, weights

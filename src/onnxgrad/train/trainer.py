@@ -1,9 +1,7 @@
 """Trainer: trains an ONNX model with a loss and an optimizer, in stock onnxruntime."""
 
 import contextlib
-import copy
 import functools
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,38 +11,32 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.cpu.core.memory import give_back
-from onnxgrad.graph.files import expect_weights, load, save
+from onnxgrad.graph.files import save
 from onnxgrad.graph.head import without_word
-from onnxgrad.ops.dropout import batch_seed
-from onnxgrad.passes.batch_slice import PLACE, WEIGHTS
 from onnxgrad.passes.draft import Draft, without_garbage_collection
 from onnxgrad.passes.expand_ml import write_attributes
-from onnxgrad.passes.free_batch import fixed_batch
-from onnxgrad.passes.prepare import RESTORE, prepare_for_training
 from onnxgrad.passes.store_integers import store_integers
-from onnxgrad.passes.train_mode import SEED, to_inference_mode
+from onnxgrad.passes.train_mode import to_inference_mode
 from onnxgrad.tensor_types import Array
-from onnxgrad.train.batch_dimension import with_free_batch
-from onnxgrad.train.batches import Batches, LocalBatch, not_finite
-from onnxgrad.train.buffers import Buffers, side_by_side
+from onnxgrad.train.batches import Batches
 from onnxgrad.train.callbacks import Callback, Callbacks
-from onnxgrad.train.checkpoint import check_arrays, read_checkpoint, write_checkpoint
+from onnxgrad.train.checkpoint import write_checkpoint
 from onnxgrad.train.devices import device_of
-from onnxgrad.train.distributed.collectives import CHECK_EVERY, Collectives
-from onnxgrad.train.distributed.ranks import Ranks, on_every_rank, ranks_of
+from onnxgrad.train.distributed.ranks import Ranks, ranks_of
 from onnxgrad.train.distributed.sharding import BatchSlicer
 from onnxgrad.train.evaluation import Evaluation, Metric
 from onnxgrad.train.find_lr import LearningRates, epoch_of, expect_range, find_lr
 from onnxgrad.train.fitting import FitOptions, Log, Position, Record, TrainingStoppedError, fit
-from onnxgrad.train.frozen_weights import read_weights
-from onnxgrad.train.graphs import LOSS_SCALE, EvaluationGraph, Selection, StepGraph, evaluation_graph, step_graph
+from onnxgrad.train.graphs import EvaluationGraph, Selection, StepGraph
 from onnxgrad.train.layers import depths, factors
 from onnxgrad.train.loss_scale import LossScale
 from onnxgrad.train.losses import Loss, Total
-from onnxgrad.train.optim import AVERAGE, Optimizer
-from onnxgrad.train.pending_loss import PendingLoss, StepAhead
+from onnxgrad.train.optim import Optimizer
 from onnxgrad.train.schedules import Constant, Schedule
 from onnxgrad.train.session import Session
+from onnxgrad.train.step_runner import StepRunner, UpdateOptions
+from onnxgrad.train.trained_model import StepOptions, TrainedModel
+from onnxgrad.train.training_state import TrainingState
 
 
 class Trainer:
@@ -127,115 +119,119 @@ class Trainer:
         if precision not in self._device.precisions:
             expected = " or ".join(map(repr, self._device.precisions))
             raise ValueError(f"Trainer: precision is {precision!r}, expected {expected} on the device {device!r}")
-        self.precision = precision
-        self._scale = LossScale() if precision == "fp16" else None
-        self.skipped = 0  # updates that fp16 gradients were too large for
-        self._source = Path(model).absolute() if isinstance(model, (str, Path)) else model
-        self.optimizer, self.schedule = optimizer, schedule or Constant()
-        self._clip_norm, self._clip_value, self.accumulate = clip_norm, clip_value, accumulate
-        self.seed, self._batches = seed, 0
-        self.ema, self._layer_decay = ema, layer_decay
-        self._norm = 0.0  # of the last update's gradient that is known, before clipping
-        self._ahead: StepAhead | None = None  # a step that a GPU may still be at
+        self.precision, self.accumulate, self.ema = precision, accumulate, ema
+        self.clipping = clip_norm, clip_value  # the bounds of the gradient's norm and of its numbers
+        self.schedule = schedule or Constant()
+        self._layer_decay = layer_decay
         self._said = 0  # remarks that fit() has printed
         self._evaluation: Any = None
         self._position: Position | None = None  # of a fit() at work, or of one that a checkpoint was saved by
         self._callbacks: Callbacks | None = None  # of a fit() at work
         self._callback_states: dict[str, Any] = {}  # of one that a checkpoint was saved by
         self._slicer = BatchSlicer(ranks, loss) if isinstance(ranks, Ranks) else None
-        use_amx = all(ranks.all_gather(self._device.has_amx))
+        selection = Selection(trainable, freeze, freeze_statistics)
         group = ranks.group if isinstance(ranks, Ranks) else None
+        use_amx, on_cpu = all(ranks.all_gather(self._device.has_amx)), device == "cpu"
+        options = StepOptions(loss, selection, group, use_amx, on_cpu, precision, recompute)
+        self._model = TrainedModel(model, options)
         with without_garbage_collection():
-            prepared = prepare_for_training(self._load(), "Trainer")
+            prepared = self._model.prepare(splits_batches=self._slicer is not None)
             self.optimizer = _for_head(optimizer, prepared)
-            self._fixed = fixed_batch(prepared.graph)  # the only size of batches that the sessions take, if any
-            self._may_be_freed = self._fixed is not None
-            self._freed_from: int | None = None  # the size of batches that the file has
-            # Nobody wants to train on single examples. Others may want just the size that the model has: it is faster.
-            if self._fixed == 1 or self._slicer is not None:
-                prepared = self._freed(prepared)
             weights = {name: value.const_value for name, value in prepared.graph.initializers.items()}
-            self._how = (
-                loss,
-                Selection(trainable, freeze, freeze_statistics),
-                group,
-                use_amx,
-                device == "cpu",
-                precision,
-                recompute,
-            )
             layers = None if layer_decay is None else depths(prepared.graph)
-            evaluated = self._make_graphs(prepared)
-            self.remarks: list[str] = prepared.remarks
-            rates = None if layers is None else self._rates_of(layers)
-            self._make_arrays(weights, shard_optimizer, rates)
-            self._make_sessions(evaluated, loss)
-        if self._collectives is not None:
-            self._collectives.ranks.expect_same(self._facts())
-            self._collectives.broadcast([self._buffers.data, *self.statistics.values()])
-        self._state.start_average()
+            self._model.make_graphs(prepared)
+            self.remarks = self._model.remarks
+            self._state = TrainingState(
+                self._model.step, weights, self.optimizer, self._device, ranks, shard_optimizer=shard_optimizer,
+                rates=None if layers is None else self._rates_of(layers), ema=ema, accumulate=accumulate, seed=seed,
+                scale=LossScale() if precision == "fp16" else None,
+            )  # fmt: skip
+            self._open_sessions()
+        if isinstance(ranks, Ranks):
+            ranks.expect_same(self._facts(shard_optimizer))
+        self._state.start()
         give_back()  # the graphs and weights that all this was made from
 
-    def _make_graphs(self, prepared: Draft) -> EvaluationGraph:
-        """Makes the graph of a step, and that of an evaluation."""
-        inference = prepared.clone()
-        self._step = step_graph(prepared, *self._how)
-        loss, _, _, _, on_cpu, _, _ = self._how
-        evaluated = evaluation_graph(inference, loss, self._step, on_cpu)
-        read_weights(self._step.model, evaluated.model)
-        return evaluated
+    def _open_sessions(self) -> None:
+        """Of the step, at once; of the evaluation, when it is needed."""
+        state, evaluated, loss = self._state, self._model.evaluation, self._model.options.loss
+        shapes = {str(v.name): None if v.shape is None else list(v.shape) for v in evaluated.model.graph.outputs}
+        parts = () if isinstance(loss, str) else loss.parts
+        validate = functools.partial(_expect_classes, [(part, shapes[part.prediction]) for part in parts])
+        options = UpdateOptions(self._rate, *self.clipping, self.accumulate)
+        self._runner = StepRunner(self._model.step, state, options, validate, self._slicer)
+        averages = {} if state.average is None else state.buffers.views(state.average)
+        used = {str(v.name) for v in evaluated.model.graph.inputs}
+        changed = {**state.parameters, **state.statistics, **averages}
+        inputs = {name: array for name, array in changed.items() if name in used}
+        open_session = functools.partial(Session, evaluated.model, inputs, {}, self._device, validate)
+        if self._evaluation is not None:
+            self._evaluation.use(evaluated, open_session)
+            return
+        targets = [part.target for part in parts]
+        self._evaluation = Evaluation(evaluated, open_session, self._device, targets, self.ranks, self.skips)
 
-    def _freed(self, prepared: Draft) -> Draft:
-        """The model for batches of any size, if examples do not depend on their batch; its last remark says so."""
-        if self._fixed is None:
-            return prepared
-        size, self._may_be_freed = self._fixed, False
-        freed = with_free_batch(prepared, size)
-        if freed is None:
-            prepared.remarks.append(
-                f"the model was exported for batches of {size}, and depends on that: batches of other sizes are refused"
-            )
-            return prepared
-        self._fixed, self._freed_from = None, size
-        freed.remarks.append(
-            f"the model was exported for batches of {size}, but nothing in it depends on that: it takes any size"
+    def _rate(self, steps: int) -> float:
+        """What the learning rate is multiplied by; find_lr() changes the schedule."""
+        return self.schedule(steps)
+
+    def _rates_of(self, layers: Mapping[str, int]) -> dict[str, float]:
+        """The factor of the learning rate of each parameter, and a remark about them."""
+        assert self._layer_decay is not None
+        found = factors(layers, self._model.step.gradients, self._layer_decay)
+        first = min(found, key=lambda name: found[name])
+        last = max(reversed(found), key=lambda name: found[name])
+        self.remarks.append(
+            f"layer decay: {len(set(found.values()))} layers; {first!r} has {found[first]:.3g} of the learning rate, "
+            f"{last!r} has {found[last]:.3g} of it"
         )
-        return freed
+        return found
+
+    def _facts(self, shard_optimizer: bool) -> list[tuple[str, Any]]:
+        """What has to be the same on all ranks."""
+        names = ("optimizer", "schedule", "seed", "ema", "accumulate", "precision")
+        clip_norm, clip_value = self.clipping
+        given = {
+            **{name: getattr(self, name) for name in names}, "layer_decay": self._layer_decay, "clip_norm": clip_norm,
+            "clip_value": clip_value, "shard_optimizer": shard_optimizer,
+        }  # fmt: skip
+        parameters = [(f"the parameter {p.name!r}", p.shape) for p in self._state.buffers.slices]
+        nodes = [(f"the node {node.name!r}", node.op_type) for node in self._model.step.model.graph]
+        return [*given.items(), *parameters, *nodes]
 
     def skips(self, batch: Any) -> bool:
         """Whether fit() and evaluate() leave a batch out: a last one that is smaller than all that the model takes.
 
         If the model was exported for batches of another size, its first dimension is freed, if possible.
         """
-        if self._fixed is None or not isinstance(batch, Mapping):
+        size = self._model.fixed
+        if size is None or not isinstance(batch, Mapping):
             return False
-        dims = self._step_session.dims
-        fixed = [np.shape(array) for n, array in batch.items() if list(dims.get(n, ())[:1]) == [self._fixed]]
-        if self._may_be_freed and any(shape[:1] != (self._fixed,) for shape in fixed):
+        dims = self._runner.session.dims
+        fixed = [np.shape(array) for n, array in batch.items() if list(dims.get(n, ())[:1]) == [size]]
+        if self._model.may_be_freed and any(shape[:1] != (size,) for shape in fixed):
             self._free_batch()
-        return self._fixed is not None and any(0 < (*shape, self._fixed)[0] < self._fixed for shape in fixed)
+        return self._model.fixed is not None and any(0 < (*shape, size)[0] < size for shape in fixed)
 
     def _free_batch(self) -> None:
         """Makes all graphs and sessions anew, for batches of any size, if that is possible."""
-        with without_garbage_collection():
-            prepared = self._freed(prepare_for_training(self._load(), "Trainer"))
-            self.remarks.append(prepared.remarks[-1])
-            if self._fixed is None:
-                self._make_sessions(self._make_graphs(prepared), self._how[0])
-        give_back()
+        self._runner.settle()
+        if self._model.free_batch():
+            self._open_sessions()
 
     def expect_sizes(self, *given: Any) -> list[Batches]:
         """Raises one sentence if the model does not take the size of some Batches; returns those to be cut."""
         found = [b for b in given if isinstance(b, Batches) and not b.is_changed]
-        if self._may_be_freed and any({b.size, b.last} != {self._fixed} for b in found):
+        if self._model.may_be_freed and any({b.size, b.last} != {self._model.fixed} for b in found):
             self._free_batch()
-        if self._fixed is None:
+        size = self._model.fixed
+        if size is None:
             return []
         for batches in found:
-            if batches.size != self._fixed or batches.examples < batches.size:
+            if batches.size != size or batches.examples < batches.size:
                 raise ValueError(
-                    f"fit: the model takes batches of {self._fixed} only, not {min(batches.size, batches.examples)}: "
-                    f"give it Batches of {self._fixed} (--batch-size), or export it with a free first dimension"
+                    f"fit: the model takes batches of {size} only, not {min(batches.size, batches.examples)}: "
+                    f"give it Batches of {size} (--batch-size), or export it with a free first dimension"
                 )
         return [b for b in found if b.last != b.size]
 
@@ -247,7 +243,7 @@ class Trainer:
             what = "training" if batches is given[0] else "validation"
             self.remarks.append(
                 f"{what} leaves out the last {batches.last} of {batches.examples} examples in every epoch: the model "
-                f"takes batches of {self._fixed} only"
+                f"takes batches of {self._model.fixed} only"
             )
             batches.drop_last = True
         try:
@@ -258,143 +254,56 @@ class Trainer:
 
     def plain_graphs(self) -> tuple[StepGraph, EvaluationGraph]:
         """The graphs of a step and an evaluation as they are for any device, with none of ours in particular."""
-        with without_garbage_collection():
-            prepared = prepare_for_training(self._load(), "Trainer")
-            if self._freed_from is not None:
-                prepared = with_free_batch(prepared, self._freed_from) or prepared
-            inference = prepared.clone()
-            loss, selection, *_ = self._how
-            step = step_graph(prepared, loss, selection)
-            return step, evaluation_graph(inference, loss, step)
-
-    @property
-    def clipping(self) -> tuple[float | None, float | None]:
-        """The bounds of the gradient's norm and of its numbers."""
-        return self._clip_norm, self._clip_value
+        return self._model.plain_graphs()
 
     @property
     def source_path(self) -> Path | None:
         """The file of the model, if it came from one."""
-        return self._source if isinstance(self._source, Path) else None
+        return self._model.path
 
     def numbers_of(self, name: str) -> dict[str, Any]:
         """The optimizer's settings for a parameter."""
-        return self._state.numbers_of[name]
+        return self._state.optimizer.numbers_of[name]
 
     def optimizer_arrays(self) -> dict[str, dict[str, Any]]:
         """What the optimizer keeps for every parameter, by slot and parameter."""
-        return {slot: self._buffers.views(array) for slot, array in self._state.slots.items()}
+        return {slot: self._state.buffers.views(array) for slot, array in self._state.optimizer.slots.items()}
 
-    def _load(self) -> ir.Model:
-        """The original model."""
-        model = load(self._source, "Trainer")
-        expect_weights(model, "Trainer")
-        return model
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """What is trained, by name."""
+        return self._state.parameters
 
-    def _rates_of(self, layers: Mapping[str, int]) -> dict[str, float]:
-        """The factor of the learning rate of each parameter, and a remark about them."""
-        assert self._layer_decay is not None
-        found = factors(layers, self._step.gradients, self._layer_decay)
-        first = min(found, key=lambda name: found[name])
-        last = max(reversed(found), key=lambda name: found[name])
-        self.remarks.append(
-            f"layer decay: {len(set(found.values()))} layers; {first!r} has {found[first]:.3g} of the learning rate, "
-            f"{last!r} has {found[last]:.3g} of it"
-        )
-        return found
+    @property
+    def gradients(self) -> dict[str, Any]:
+        """Of the last step, by parameter."""
+        return self._state.gradients
 
-    def _facts(self) -> list[tuple[str, Any]]:
-        """What has to be the same on all ranks."""
-        names = ("optimizer", "schedule", "seed", "ema", "_layer_decay", "_clip_norm", "_clip_value", "accumulate",
-                 "precision")  # fmt: skip
-        parameters = [(f"the parameter {p.name!r}", p.shape) for p in self._buffers.slices]
-        nodes = [(f"the node {node.name!r}", node.op_type) for node in self._step.model.graph]
-        shards = ("shard_optimizer", self._collectives is not None and self._collectives.shards_optimizer)
-        return [*((name.lstrip("_"), getattr(self, name)) for name in names), shards, *parameters, *nodes]
+    @property
+    def statistics(self) -> dict[str, Any]:
+        """Running means and variances, by name."""
+        return self._state.statistics
 
-    def _make_arrays(
-        self, weights: Mapping[str, Any], shard_optimizer: bool, rates: Mapping[str, float] | None
-    ) -> None:
-        shapes = {name: tuple(weights[name].shape.numpy()) for name in self._step.gradients}
-        if not shapes:
-            raise ValueError("Trainer: the model has no parameters to train")
-        self._buffers = Buffers(shapes, self._step.dtype.numpy(), self._device, self.ranks.size)
-        self.parameters = self._buffers.views(self._buffers.data)
-        for name, array in self.parameters.items():
-            self._device.copy(array, weights[name].numpy().astype(self._buffers.dtype, copy=False))
-        self.gradients = self._buffers.views(self._buffers.grad)
-        ranks = self.ranks if isinstance(self.ranks, Ranks) else None
-        self._state = self.optimizer.start(self._buffers, ranks if shard_optimizer else None, rates, self.ema)
-        # The average of all parameters, as the evaluation reads it; where ranks have a shard each, gathered before.
-        average = self._state.slots.get(AVERAGE)
-        self._average = self._buffers.new() if average is not None and shard_optimizer else average
-        self._collectives = None if ranks is None else Collectives(ranks, self._buffers, self._device, self._state)
-        pairs = [pair for s in self._step.statistics for pair in zip(s.current, s.following, strict=True)]
-        self._current, self.statistics = side_by_side({now: weights[now].numpy() for now, _ in pairs}, self._device)
-        # What the statistics are after a step.
-        self._next, self._following = side_by_side({then: weights[now].numpy() for now, then in pairs}, self._device)
-        self._unread = {
-            s.unread: self._device.from_numpy(weights[s.current[1]].numpy())
-            for s in self._step.statistics
-            if s.unread is not None
-        }
-        # Gradients of several micro-batches are added up here; a single one is used where it is.
-        self._total = self._buffers.new() if self.accumulate > 1 else None
-        self._waiting = 0  # micro-batches in it
-        self._sums = self._device.zeros(len(self._state.chunks), np.float64)
-
-    def _make_sessions(self, evaluated: EvaluationGraph, loss: Total | str) -> None:
-        step, gradients = self._step, self.gradients
-        self._seed = self._device.zeros(1, np.int64)  # of the batch at hand
-        changed = {**self.parameters, **self.statistics}
-        self._loss_scale = self._device.zeros(1, np.float32).reshape(())
-        inputs = {**changed, **({SEED: self._seed} if step.drops else {})}
-        inputs |= {LOSS_SCALE: self._loss_scale} if step.scales else {}
-        self._narrow: Any = None  # all parameters in a half type, as they are at the beginning of a step
-        if step.narrow:
-            kind = next(iter(step.narrow.values())).dtype
-            assert kind is not None
-            self._narrow = self._device.zeros(self._buffers.length, kind.numpy())
-            views = self._buffers.views(self._narrow)
-            inputs |= {str(value.name): views[name] for name, value in step.narrow.items()}
-        if self._slicer is not None:
-            given = {WEIGHTS: self._slicer.weights, PLACE: self._slicer.place}
-            used = {str(v.name) for v in step.model.graph.inputs}
-            inputs |= {name: array for name, array in given.items() if name in used}
-        self._loss = self._device.zeros(1, _type_of_output(step.model, step.loss)).reshape(())
-        outputs = {step.loss: self._loss, **{out: gradients[n] for n, out in step.gradients.items()}}
-        outputs |= self._following | self._unread
-        shapes = {str(v.name): None if v.shape is None else list(v.shape) for v in evaluated.model.graph.outputs}
-        parts = () if isinstance(loss, str) else loss.parts
-        predicted = [(part, shapes[part.prediction]) for part in parts]
-        validate = functools.partial(_expect_classes, predicted)
-        self._step_session = Session(step.model, inputs, outputs, self._device, validate, capture=True)
-        self._is_first = True  # whether it has not run yet
-        used = {str(v.name) for v in evaluated.model.graph.inputs}
-        evaluated_with = changed if self._average is None else {**changed, **self._buffers.views(self._average)}
-        inputs = {name: array for name, array in evaluated_with.items() if name in used}
-        open_session = functools.partial(Session, evaluated.model, inputs, {}, self._device, validate)
-        targets = [] if isinstance(loss, str) else [part.target for part in loss.parts]
-        if self._evaluation is not None:
-            self._evaluation.use(evaluated, open_session)
-            return
-        self._evaluation = Evaluation(evaluated, open_session, self._device, targets, self.ranks, self.skips)
+    @property
+    def seed(self) -> int:
+        """What Dropout drops follows from it."""
+        return self._state.seed
 
     @property
     def steps(self) -> int:
         """Updates made."""
-        return self._state.steps
+        return self._state.optimizer.steps
+
+    @property
+    def skipped(self) -> int:
+        """Updates that fp16 gradients were too large for."""
+        return self._state.skipped
 
     @property
     def averages(self) -> dict[str, Any]:
         """The moving averages of `ema`, by name; empty without it."""
-        self._settle()
-        if self._average is None:
-            return {}
-        if self._collectives is not None and self._collectives.shards_optimizer:
-            self.ranks.meet()
-            self._collectives.all_gather_slot(self._state.slots[AVERAGE], self._average)
-        return self._buffers.views(self._average)
+        self._runner.settle()
+        return self._state.averages()
 
     @property
     def peak_memory(self) -> int:
@@ -404,16 +313,18 @@ class Trainer:
     @property
     def gradient_norm(self) -> float:
         """Of the last update's gradient, before clipping."""
-        self._settle()
-        return self._norm
+        self._runner.settle()
+        return self._state.norm
 
     def gradient_norms(self) -> dict[str, float]:
         """Of each parameter's gradient in the last update, before clipping; with other ranks, all of them call it."""
-        self._settle()
-        state, to_numpy = self._state, self._device.to_numpy
-        numbers = to_numpy(state.all_chunks.table)[:, 3]
-        squares = np.bincount(numbers, to_numpy(state.of_all_chunks(self._sums)), len(self._buffers.slices))
-        return {part.name: math.sqrt(found) for part, found in zip(self._buffers.slices, squares, strict=True)}
+        self._runner.settle()
+        return self._state.gradient_norms()
+
+    def unsaid_remarks(self) -> list[str]:
+        """Those that fit() has not printed yet."""
+        unsaid, self._said = self.remarks[self._said :], len(self.remarks)
+        return unsaid
 
     def step(self, batch: Mapping[str, Any]) -> float:
         """Runs a batch and, after `accumulate` of them, updates the parameters; returns the loss before the update.
@@ -422,170 +333,12 @@ class Trainer:
         gradient that is not finite raises then, or in the next step; the parameters are those before it.
         """
         self.skips(batch)
-        with self.ranks.together(), self._device.at_work():
-            if self._step.drops:
-                self._seed[0] = batch_seed(self.seed, self._batches)
-            if self._scale is not None:
-                self._loss_scale[...] = self._scale.value
-            if self._narrow is not None:
-                self._device.copy(self._narrow, self._buffers.data)
-            # Sums of several batches or processes, and loss scales, are decided about by the host.
-            is_ahead = self._device.name != "cpu" and not any((self.accumulate > 1, self._scale, self._collectives))
-            loss: float = self._step_ahead(batch) if is_ahead else self._step_now(batch)
-            if self._is_first:
-                self._is_first = False
-                self._remark_on_host_nodes()
-        return loss
-
-    def _step_now(self, batch: Mapping[str, Any]) -> float:
-        loss = self._run(batch)
-        if not math.isfinite(loss):
-            raise self._stopped(f"the loss is {loss}", batch)
-        if self._total is None or self._accumulate_gradients():
-            if self._collectives is not None:
-                self._collectives.reduce_gradients()
-            if self._clip(batch):
-                self._update()
-        for current, following in zip(self._current, self._next, strict=True):
-            self._device.copy(current, following)
-        self._batches += 1
-        return loss
-
-    def _remark_on_host_nodes(self) -> None:
-        """After the first batch on a GPU, which is captured if all nodes run there."""
-        if self._device.name != "cpu" and (found := self._step_session.nodes_on_host(self._step.model.graph)):
-            told = ", ".join(f"{count} × {kind}" for kind, count in found.most_common())
-            self.remarks.append(
-                "some nodes run on the CPU, as onnxruntime has no CUDA kernels for them, and their inputs and outputs "
-                f"are copied: {told}"
-            )
-
-    def unsaid_remarks(self) -> list[str]:
-        """Those that fit() has not printed yet."""
-        unsaid, self._said = self.remarks[self._said :], len(self.remarks)
-        return unsaid
-
-    def _step_ahead(self, batch: Mapping[str, Any]) -> Any:
-        """A step that the GPU judges by itself: it updates nothing after one whose numbers are not finite."""
-        before, device, chunks, grad = (self.steps, self._batches), self._device, self._state.chunks, self._state.grad
-        self._step_session.run(batch)
-        device.run("squares", chunks, grad, self._sums)
-        device.run("judge", chunks, self._sums, self._loss, self._clip_norm)
-        if self._clip_norm is not None:
-            device.run("clip", chunks, grad)
-        if self._clip_value is not None:
-            device.run("clamp", chunks, grad, self._clip_value)
-        self._update()
-        for current, following in zip(self._current, self._next, strict=True):
-            device.run("replace", chunks, current, following)
-        self._batches += 1
-        last, self._ahead = self._ahead, StepAhead(device.read_later(device.verdict), batch, before)
-        if last is not None:
-            self._look_at(last)  # while the GPU is at this step
-        return PendingLoss(functools.partial(self._look_at, self._ahead))
-
-    def _look_at(self, step: StepAhead) -> tuple[float, float]:
-        """The loss and the norm of a step, when the GPU is done with it; raises if it was not good."""
-        loss, norm, _, is_good = step.verdict()
-        if self._ahead is step:
-            self._ahead = None
-        if is_good:
-            self._norm = norm
-            return loss, norm
-        self._ahead = None
-        self._device.verdict[-1] = 1
-        self._state.steps, self._batches = step.before
-        with self._device.at_work():
-            self._step_session.run(step.batch)  # its gradients again: another batch may have been there since
-        what = f"the loss is {loss}" if not math.isfinite(loss) else f"the norm of the gradient is {norm}"
-        raise self._stopped(what, step.batch)
-
-    def _settle(self) -> None:
-        """Waits for the step that a GPU is at, if any; raises if it was not good."""
-        if self._ahead is not None:
-            self._look_at(self._ahead)
-
-    def _update(self) -> None:
-        self._state.step(self.schedule(self._state.steps))
-        if self._collectives is not None:
-            self._collectives.all_gather_parameters()
-            if self.steps % CHECK_EVERY == 0:
-                self.expect_no_drift()
-
-    def _run(self, batch: Mapping[str, Any]) -> float:
-        """Loss and gradients of a batch; with other ranks the loss of the batch and the gradients of this slice."""
-        if self._slicer is None:
-            self._step_session.run(batch)
-            return self.ranks.sum_losses(float(self._loss))
-        session = self._step_session
-        local, arrays, error = None, {}, None
-        try:
-            local = self._slicer.slice_batch(batch, session.dims)
-            arrays = session.checked(local)
-        except Exception as problem:  # all ranks raise it, once all know of it
-            error = problem
-        self._slicer.agree(local, arrays, error)
-        try:
-            session.run_checked(arrays)
-        except Exception as problem:
-            if self._step.statistics:  # the others wait for this one, in the middle of the graph
-                raise
-            error = problem
-        return self.ranks.sum_losses(float(self._loss), error)
+        with self.ranks.together():
+            return self._runner.run(batch, self.remarks)
 
     def expect_no_drift(self) -> None:
         """Raises one sentence that names the first parameter that differs between processes, if any."""
-        if self._collectives is not None:
-            self._collectives.expect_no_drift({**self.parameters, **self.statistics}, self.steps)
-
-    def _accumulate_gradients(self) -> bool:
-        """Adds up the gradients of a micro-batch; true if it was the last for an update."""
-        assert self._total is not None
-        chunks, grad = self._state.all_chunks, self._buffers.grad
-        if self._waiting == 0:
-            self._device.copy(self._total, grad)
-        else:
-            self._device.run("add", chunks, self._total, grad)
-        self._waiting += 1
-        if self._waiting < self.accumulate:
-            return False
-        self._waiting = 0
-        self._device.copy(grad, self._total)
-        self._device.run("scale", chunks, grad, 1 / self.accumulate)
-        return True
-
-    def _clip(self, batch: Mapping[str, Any]) -> bool:
-        """Clips the gradient; false if it is too large for fp16, so that this update is left out."""
-        chunks, grad = self._state.chunks, self._state.grad
-        if self._scale is not None:
-            self._device.run("scale", chunks, grad, 1 / self._scale.value)
-        self._device.run("squares", chunks, grad, self._sums)
-        self._norm = math.sqrt(float(self._state.of_all_chunks(self._sums).sum()))
-        is_finite = math.isfinite(self._norm)
-        if self._scale is not None and self._scale.update(is_finite) and not is_finite:
-            self.skipped += 1
-            return False
-        if not is_finite:
-            raise self._stopped(f"the norm of the gradient is {self._norm}", batch)
-        if self._clip_norm is not None and self._norm > self._clip_norm:
-            self._device.run("scale", chunks, grad, self._clip_norm / (self._norm + 1e-6))
-        if self._clip_value is not None:
-            self._device.run("clamp", chunks, grad, self._clip_value)
-        return True
-
-    def _stopped(self, why: str, batch: Mapping[str, Any]) -> BaseException:
-        """The error to raise, with the cause that comes first: in the batch, in the parameters, or in the gradients."""
-        found = not_finite(batch)
-        here = f" of rank {self.ranks.rank}'s slice" if isinstance(batch, LocalBatch) else ""
-        causes = [None if found is None else f"the batch's {found}{here}"]
-        for what, arrays in (("parameter", self.parameters), ("gradient of", self.gradients)):
-            numbers = ((name, self._device.to_numpy(a)) for name, a in arrays.items())
-            bad = next((name for name, a in numbers if not np.isfinite(a).all()), None)
-            causes.append(None if bad is None else f"the {what} {bad!r} is not finite")
-        of_all = self.ranks.all_gather(causes)
-        cause = next((f": {found}" for kind in zip(*of_all, strict=True) for found in kind if found is not None), "")
-        text = f"step {self.steps + 1}: {why}{cause}; the parameters are those before the step"
-        return on_every_rank(TrainingStoppedError(text))
+        self._state.expect_no_drift()
 
     def evaluate(
         self, batches: Iterable[Mapping[str, Any]], metrics: Mapping[str, Metric] | None = None
@@ -656,23 +409,17 @@ class Trainer:
     @contextlib.contextmanager
     def _restoring(self, batches: Any) -> Iterator[None]:
         """All that training changes is afterwards what it was, to the bit."""
-        self._settle()
-        names = ("schedule", "_batches", "_norm", "_waiting", "skipped", "_scale")
-        state, numbers = self._state, {name: copy.copy(getattr(self, name)) for name in names}
-        steps, epoch = state.steps, epoch_of(batches)
-        arrays = [self._buffers.data, self._buffers.grad, *state.slots.values(), *self._current]
-        arrays += [] if self._total is None else [self._total]
-        kept = [np.array(self._device.to_numpy(array)) for array in arrays]
-        self._waiting = 0
+        self._runner.settle()
+        schedule, epoch = self.schedule, epoch_of(batches)
         try:
-            yield
+            with self._state.restoring():
+                try:
+                    yield
+                finally:
+                    with contextlib.suppress(TrainingStoppedError):
+                        self._runner.settle()
         finally:
-            with contextlib.suppress(TrainingStoppedError):
-                self._settle()
-            for array, before in zip(arrays, kept, strict=True):
-                self._device.copy(array, before)
-            vars(self).update(numbers)
-            state.steps = steps
+            self.schedule = schedule
             if epoch is not None:
                 batches.epoch = epoch
 
@@ -681,17 +428,15 @@ class Trainer:
 
         The file at `path` is replaced at once, when all of the new one is on the disk.
         """
-        self._settle()
+        self._runner.settle()
         facts = {
-            "steps": self._state.steps, "batches": self._batches, "seed": self.seed, "waiting": self._waiting,
-            "optimizer": self.optimizer.name, "ema": self.ema is not None,
+            **self._state.facts(), "optimizer": self.optimizer.name, "ema": self.ema is not None,
             "place": None if self._position is None else asdict(self._position),
             "callbacks": self._callback_states if self._callbacks is None else self._callbacks.states(),
-            **({} if self._scale is None else {"loss_scale": asdict(self._scale)}),
         }  # fmt: skip
         with self.ranks.together():
             self.ranks.meet()
-            arrays = self._arrays(self._waiting)
+            arrays = self._state.arrays()
             self.ranks.on_first(lambda: write_checkpoint(Path(path), self._on_host(arrays), facts))
 
     def _on_host(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
@@ -706,58 +451,25 @@ class Trainer:
 
         The number of processes may differ from that of the run that saved it.
         """
-        self._settle()
+        self._runner.settle()
+        expect = functools.partial(self._expect_facts, str(path))
         with self.ranks.together():
-            slots = self._state.slots
-            room = slots if self._collectives is None else {n: self._collectives.room_for(a) for n, a in slots.items()}
-            facts = self.ranks.on_first(lambda: self._read(Path(path), room))
-            self._state.steps, self._batches = facts["steps"], facts["batches"]
-            self.seed, self._waiting = facts["seed"], facts["waiting"]
+            slots = self._state.room_for_slots()
+            facts = self.ranks.on_first(lambda: self._state.read(Path(path), slots, expect))
             self._position = None if facts["place"] is None else Position(**facts["place"])
             self._callback_states = facts.get("callbacks", {})
-            if self._scale is not None and "loss_scale" in facts:
-                self._scale = LossScale(**facts["loss_scale"])
-            if self._collectives is not None:
-                self._collectives.broadcast([self._buffers.data, *self.statistics.values()])
-                for name, array in slots.items():
-                    self._collectives.scatter_slot(room[name], array)
-                if self._total is not None and not self.ranks.is_first:
-                    self._total[...] = 0  # the first one has what was waiting
+            self._state.use_facts(facts)
+            self._state.share(slots)
 
-    def _read(self, path: Path, slots: Mapping[str, Any]) -> dict[str, Any]:
-        arrays, facts = read_checkpoint(path)
+    def _expect_facts(self, path: str, facts: Mapping[str, Any]) -> None:
+        """Raises one sentence if a checkpoint is that of another training."""
         if facts["optimizer"] != self.optimizer.name:
-            raise ValueError(
-                f"{str(path)!r} was written with the optimizer {facts['optimizer']}, not {self.optimizer.name}"
-            )
+            raise ValueError(f"{path!r} was written with the optimizer {facts['optimizer']}, not {self.optimizer.name}")
         if facts.get("ema", False) != (self.ema is not None):
             has, way = ("has no", "leave out ema") if self.ema is not None else ("has a", "set ema to its decay")
-            raise ValueError(f"{str(path)!r} {has} moving average of the parameters: {way}, or start anew")
+            raise ValueError(f"{path!r} {has} moving average of the parameters: {way}, or start anew")
         if facts["waiting"] >= self.accumulate:
-            raise ValueError(f"{str(path)!r} was saved between micro-batches: set accumulate to the number that it had")
-        targets = self._named(slots, self._total if facts["waiting"] else None)
-        check_arrays(targets, arrays, str(path))
-        for name, target in targets.items():
-            if isinstance(target, np.ndarray):
-                target[...] = arrays[name]
-            else:
-                self._device.copy(target, arrays[name])
-        return facts
-
-    def _arrays(self, waiting: int) -> dict[str, Any]:
-        """All that a checkpoint holds; on the first rank, if there are others."""
-        slots, total = self._state.slots, self._total if waiting else None
-        if self._collectives is not None:
-            slots = {name: self._collectives.gather_slot(array) for name, array in slots.items()}
-            total = None if total is None else self._collectives.summed(total)
-        return self._named(slots, total) if self.ranks.is_first else {}
-
-    def _named(self, slots: Mapping[str, Any], total: Any) -> dict[str, Any]:
-        groups = {"parameter": self.parameters, "statistics": self.statistics}
-        groups |= {f"optimizer/{slot}": self._buffers.views(array) for slot, array in slots.items()}
-        if total is not None:
-            groups["waiting"] = self._buffers.views(total)
-        return {f"{group}/{name}": array for group, views in groups.items() for name, array in views.items()}
+            raise ValueError(f"{path!r} was saved between micro-batches: set accumulate to the number that it had")
 
     @classmethod
     def load(
@@ -781,15 +493,11 @@ class Trainer:
 
     def write(self, writer: Callable[[ir.Model, dict[str, Array]], list[Path]]) -> list[Path]:
         """Has a function write files; it is given the original model and what training changed of it, by name."""
-        self._settle()
+        self._runner.settle()
         with self.ranks.together():
             trained = self.averages or self.parameters
-            found: list[Path] = self.ranks.on_first(lambda: writer(self._restored(), self._changed(trained)))
+            found: list[Path] = self.ranks.on_first(lambda: writer(self._model.restored(), self._changed(trained)))
         return found
-
-    def _restored(self) -> ir.Model:
-        """The original model, each of its weights an initializer under the name that its author knows."""
-        return Draft(self._load(), "Trainer").run(RESTORE).model  # type: ignore[no-any-return]
 
     def _changed(self, trained: Mapping[str, Any]) -> dict[str, Array]:
         return {name: self._device.to_numpy(a) for name, a in (*trained.items(), *self.statistics.items())}
@@ -816,10 +524,6 @@ def _for_head(optimizer: Optimizer, prepared: Draft) -> Optimizer:
 
 def _are_names(given: Any) -> bool:
     return isinstance(given, Sequence) and all(isinstance(name, str) for name in given)
-
-
-def _type_of_output(model: ir.Model, name: str) -> Any:
-    return next(v.dtype.numpy() for v in model.graph.outputs if v.name == name and v.dtype is not None)
 
 
 def _expect_classes(predicted: Sequence[tuple[Loss, Sequence[Any] | None]], batch: Mapping[str, Any]) -> None:

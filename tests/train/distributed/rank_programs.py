@@ -104,7 +104,7 @@ def accuracy(outputs, batch):
 
 def state_of(mine):
     """All that a checkpoint of it holds, on the first rank."""
-    return {name: np.array(a) for name, a in mine._arrays(0).items()}
+    return {name: np.array(a) for name, a in mine._state.arrays().items()}
 
 
 def curve(name, epochs=7, **how):
