@@ -183,7 +183,7 @@ def test_a_gradient_that_no_scale_makes_finite_stops_training():
     half._state.scale.value = 1.0
     half.gradients["W3"][0, 0] = np.inf
     with pytest.raises(TrainingStoppedError, match=r"norm of the gradient is inf: the gradient of 'W3' is not finite"):
-        half._clip(batch())
+        half._runner.clip(batch())
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bfloat16", None])
