@@ -84,7 +84,7 @@ def test_operations(operation):
 
 def test_operations_are_those_of_the_pass():
     from onnxgrad.cuda.core.fused_elementwise import EXPRESSIONS
-    from onnxgrad.passes.fuse_elementwise import CHAINED, KNOWN
+    from onnxgrad.passes.fuse_elementwise.fusible import CHAINED, KNOWN
 
     assert set(EXPRESSIONS) == set(MEANINGS)
     written = {"Cast", "Clip", "Pow", "Sum", "LayerNormalization", "LayerNormalizationGrad"}  # with others

@@ -16,7 +16,8 @@ from onnxgrad.graph.files import load
 from onnxgrad.op import reference_ops
 from onnxgrad.ops.families.elementwise_program import NAME, parse_all
 from onnxgrad.passes.draft import Draft
-from onnxgrad.passes.fuse_elementwise import MOST_VALUES, fuse_elementwise
+from onnxgrad.passes.fuse_elementwise import fuse_elementwise
+from onnxgrad.passes.fuse_elementwise.groups import MOST_VALUES
 from onnxgrad.passes.prepare import prepare
 from onnxgrad.passes.train_mode import SEED
 from onnxgrad.train import losses

@@ -1,6 +1,6 @@
 """What a FusedElementwise node computes: a program of a few lines, its attribute.
 
-passes/fuse_elementwise.py writes it, cuda/core/fused_elementwise.py compiles it. A value a line: its name, its type
+passes/fuse_elementwise/ writes it, cuda/core/fused_elementwise.py compiles it. A value a line: its name, its type
 and, unless it is an input of the node, an operation and what that reads; at last the outputs of the node:
 
     v0 bfloat16
