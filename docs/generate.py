@@ -1,4 +1,4 @@
-"""Writes docs/api.md, operators.md and rules.md, and the tables of other pages, from the code itself.
+"""Writes docs/api.md, operators.md and rules.md, the tables of other pages and the drawings, from the code itself.
 
 `python docs/generate.py` writes; with --check it only says, by its exit code, whether anything would change.
 """
@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import click
+from diagrams import drawings
 from reference import api_page
 
 from onnxgrad.cli import specs, train
@@ -190,6 +191,7 @@ def main() -> int:
         ROOT / "docs" / "rules.md": rules_page(),
         command_line: with_tables(command_line, {"settings": settings_table(), "options": options_table()}),
         coming: with_tables(coming, {"gradients": training_table()}),
+        **drawings(),
     }
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
     if "--check" in sys.argv[1:]:
