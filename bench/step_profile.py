@@ -1,4 +1,4 @@
-"""`python -m bench.step_profile`: which parts of a training step take its time, by onnxruntime's profiler, on one thread.
+"""`python -m bench.step_profile`: what takes the time of a training step, by onnxruntime's profiler, on one thread.
 
 With one thread, and of each node its fastest run, a machine that others use tells the same shares as a quiet one.
 """

@@ -61,18 +61,66 @@ def training() -> str:
         "How onnxgrad trains a model: it loads the file, runs passes that make a step graph and an evaluation graph, "
         "opens both in onnxruntime, repeats training steps, and exports the original model with trained weights.",
         [
-            box(10, 10, 200, 98, STONE, "model.onnx", "a path, a ModelProto or", "an onnx_ir.Model; large", "weights stay on disk"),
+            box(
+                10,
+                10,
+                200,
+                98,
+                STONE,
+                "model.onnx",
+                "a path, a ModelProto or",
+                "an onnx_ir.Model; large",
+                "weights stay on disk",
+            ),
             arrow("M210 58H258"),
-            box(262, 10, 230, 98, BLUE, "1  load and prepare", "inline functions, convert old", "opsets, infer shapes,", "find the parameters"),
+            box(
+                262,
+                10,
+                230,
+                98,
+                BLUE,
+                "1  load and prepare",
+                "inline functions, convert old",
+                "opsets, infer shapes,",
+                "find the parameters",
+            ),
             arrow("M300 108V146"),
             arrow("M492 58H610V146"),
-            box(10, 150, 450, 136, BLUE, "2  step graph", "Dropout and BatchNormalization in train mode", "the loss, with an input for its target",
-                "the gradient of every parameter, as rules write it", "parameters as inputs, gradients as outputs", "onnxgrad's operators where they are faster"),
-            box(480, 150, 270, 136, BLUE, "2  evaluation graph", "inference mode", "the loss", "predictions, for metrics"),
+            box(
+                10,
+                150,
+                450,
+                136,
+                BLUE,
+                "2  step graph",
+                "Dropout and BatchNormalization in train mode",
+                "the loss, with an input for its target",
+                "the gradient of every parameter, as rules write it",
+                "parameters as inputs, gradients as outputs",
+                "onnxgrad's operators where they are faster",
+            ),
+            box(
+                480,
+                150,
+                270,
+                136,
+                BLUE,
+                "2  evaluation graph",
+                "inference mode",
+                "the loss",
+                "predictions, for metrics",
+            ),
             arrow("M230 286V314"),
             arrow("M610 286V314"),
-            box(10, 318, 740, 62, GREEN, "3  two sessions of stock onnxruntime",
-                "bound to the arrays of the parameters and their gradients: a step copies neither"),
+            box(
+                10,
+                318,
+                740,
+                62,
+                GREEN,
+                "3  two sessions of stock onnxruntime",
+                "bound to the arrays of the parameters and their gradients: a step copies neither",
+            ),
             arrow("M265 384V408", both=True),
             box(10, 412, 130, 42, ORANGE, "4  check batch"),
             arrow("M140 433H186"),
@@ -85,7 +133,7 @@ def training() -> str:
             arrow("M715 454V486"),
             box(10, 490, 740, 42, STONE, "5  trained.onnx: the original model with trained weights"),
         ],
-    )  # fmt: skip
+    )
 
 
 def operator() -> str:
@@ -96,22 +144,74 @@ def operator() -> str:
         "The files of the operator GatherGrad: ops/gather.py declares it, kernels and an ONNX function carry the same "
         "name, and calls with arrays and nodes of onnxruntime sessions run the same kernels.",
         [
-            box(10, 10, 340, 114, BLUE, "ops/gather.py", "@op gather_grad: its signature declares", "inputs, outputs, attributes and types;", "a shape rule, checks,", "and its definition in NumPy"),
+            box(
+                10,
+                10,
+                340,
+                114,
+                BLUE,
+                "ops/gather.py",
+                "@op gather_grad: its signature declares",
+                "inputs, outputs, attributes and types;",
+                "a shape rule, checks,",
+                "and its definition in NumPy",
+            ),
             arrow("M350 67H386"),
-            box(390, 10, 360, 114, STONE, "schema.py: an OpSchema for onnx", "checker, shape inference, ReferenceEvaluator", "the types that onnxruntime registers", "docs/operators.md", "what tests/ops/test_gather.py expects"),
+            box(
+                390,
+                10,
+                360,
+                114,
+                STONE,
+                "schema.py: an OpSchema for onnx",
+                "checker, shape inference, ReferenceEvaluator",
+                "the types that onnxruntime registers",
+                "docs/operators.md",
+                "what tests/ops/test_gather.py expects",
+            ),
             arrow("M90 124V160"),
             arrow("M265 124V160"),
             arrow("M330 124V142H570V160"),
             box(10, 164, 160, 72, GREEN, "cpu/gather.py", "a Numba kernel", "for all cores"),
             box(185, 164, 165, 72, GREEN, "cuda/gather.py", "a Triton kernel that", "never waits for the host"),
-            box(390, 164, 360, 72, PURPLE, "functions/gather.py", "the operator as an ONNX function of standard", "operators, for runtimes without onnxgrad"),
+            box(
+                390,
+                164,
+                360,
+                72,
+                PURPLE,
+                "functions/gather.py",
+                "the operator as an ONNX function of standard",
+                "operators, for runtimes without onnxgrad",
+            ),
             f'<path d="M90 236V258M265 236V258M90 258H570" fill="none" stroke="{GREY}" stroke-width="1.6"/>',
             arrow("M180 258V276"),
             arrow("M570 258V276"),
-            box(10, 280, 340, 112, ORANGE, "a call: onnxgrad.gather_grad(…)", "checks the arguments, computes the shape of the", "result, allocates it, and calls the kernel of the", "device that the arrays are on"),
-            box(390, 280, 360, 112, ORANGE, "a node: onnxgrad.session(model)", "the first run with new shapes: Python records the", "kernel's native calls as a plan; every later run:", "onnxruntime executes the plan without Python,", "on the session's own threads"),
+            box(
+                10,
+                280,
+                340,
+                112,
+                ORANGE,
+                "a call: onnxgrad.gather_grad(…)",
+                "checks the arguments, computes the shape of the",
+                "result, allocates it, and calls the kernel of the",
+                "device that the arrays are on",
+            ),
+            box(
+                390,
+                280,
+                360,
+                112,
+                ORANGE,
+                "a node: onnxgrad.session(model)",
+                "the first run with new shapes: Python records the",
+                "kernel's native calls as a plan; every later run:",
+                "onnxruntime executes the plan without Python,",
+                "on the session's own threads",
+            ),
         ],
-    )  # fmt: skip
+    )
 
 
 def step_time() -> str:
@@ -131,9 +231,7 @@ def step_time() -> str:
         parts.append(text(10, y + 20, NETWORKS[network], GREY, 'font-weight="bold"'))
         for name, colour in COLOURS.items():
             share = found[name] / total
-            parts.append(
-                f'<rect x="{x:.1f}" y="{y}" width="{width * share:.1f}" height="30" fill="{colour}"/>'
-            )
+            parts.append(f'<rect x="{x:.1f}" y="{y}" width="{width * share:.1f}" height="30" fill="{colour}"/>')
             if share >= 0.05:
                 parts.append(text(x + width * share / 2, y + 20, f"{share:.0%}", DARK, 'text-anchor="middle"'))
             x += width * share
