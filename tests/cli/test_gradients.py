@@ -206,7 +206,7 @@ def test_random_inputs_of_other_types_and_nameless_dimensions(tmp_path):
     printed = run("check", tmp_path / "model.onnx", "--wrt", "x", "--dim", "x_dim_0=5")
     assert "x float32[5, 2, 3], mask bool[2, 1], shape int64[3]" in printed
     refused = run("check", tmp_path / "model.onnx", "--dim", "batch=5", code=2)
-    assert refused == "onnxgrad: no input has a dimension 'batch': 'n', 'x_dim_0'\n"
+    assert refused == "onnxgrad: no input has a dimension 'batch'; available: 'n', 'x_dim_0'\n"
 
 
 def test_ops_lists_operators_and_kernels():

@@ -140,7 +140,7 @@ def _write_gradient(
 def _results(graph: ir.Graph, of: str | Sequence[str] | None, caller: str) -> list[ir.Value]:
     outputs = {str(v.name): v for v in graph.outputs}
     if not outputs:
-        raise ValueError(f"{caller}: the model has no outputs, so that there is nothing to differentiate")
+        raise ValueError(f"{caller}: the model has no outputs to differentiate")
     if of is None:
         smooth = [v for v in graph.outputs if v.dtype is None or v.dtype.is_floating_point()]
         if len(smooth) != 1:

@@ -91,7 +91,7 @@ def quantize(
     loaded = load(model, "quantize")
     expect_other_files(model, loaded, output, overwrite)
     if data is None and activations != NONE:
-        raise ValueError("--data is missing: activations are measured on examples; --activations none leaves them")
+        raise ValueError("--data is missing: activations are calibrated on examples; --activations none quantizes weights alone")
     measured = _Measured(loaded, loss, metric, batch_size, ("--data", data) if val is None else ("--val", val))
     result = quantized_model(
         loaded, None if data is None else _batches(loaded, data, examples, batch_size),
@@ -140,7 +140,7 @@ class _Measured:
 
         option, path = source
         if path is None:
-            raise ValueError("--loss is measured on examples: name a file with --val")
+            raise ValueError("--loss needs examples: name a file with --val")
         outputs = [str(v.name) for v in model.graph.outputs]
         self._loss = specs.loss(loss, outputs)
         fields = fields_of(model, self._loss, "quantize")
