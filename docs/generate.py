@@ -88,7 +88,7 @@ RULES_HEAD = """# Rules
 Generated from src/onnxgrad/rules by `make docs`. Every operator of ONNX, of opset 7 and later, is in one of three
 places. Gradients pass through the operators of the tables to the inputs named; inputs without a gradient are integers
 or truth values, or the operator is a step function of them. Through others there is nothing to differentiate, and what
-is missing comes last. `onnxgrad ops --rules` prints the same, and [the guide](guide.md#rules-of-your-own) says how to
+is missing comes last. `onnxgrad ops --rules` prints the same, and [the guide](guide.md#custom-rules) says how to
 add a rule."""
 NOTHING_HEAD = """Their results are integers, truth values, texts or steps, or do not depend on numbers. So it is with
 what is drawn at random: Bernoulli gives 0 or 1, whatever the probability, and passes no gradient to it, as in PyTorch;

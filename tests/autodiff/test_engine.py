@@ -362,7 +362,7 @@ def test_no_rule_is_an_error_where_a_gradient_must_pass_only(forget_rules):
 REFUSED = {
     "`of` is missing": (
         ["x", None],
-        "gradient: name the output to differentiate with `of`: 'y', 'i', 'z'",
+        "gradient: name the output to differentiate with `of`; available: 'y', 'i', 'z'",
     ),
     "`of` is unknown": (["x", "w"], "gradient: `of` names 'w', expected an output of the model; available: 'y', 'i', 'z'"),
     "`of` is empty": (["x", []], "gradient: `of` is empty, expected some of 'y', 'i', 'z'"),

@@ -228,7 +228,7 @@ def test_refusals_are_one_sentence(path, tmp_path):
     for arguments, expected in {
         ("grad", tmp_path / "none.onnx", "-o", out): "none.onnx' does not exist, expected an ONNX model",
         ("grad", tmp_path / "text.onnx", "-o", out): "is not an ONNX model",
-        ("grad", path, "-o", out): "name the output to differentiate with `of`: 'loss', 'y'",
+        ("grad", path, "-o", out): "name the output to differentiate with `of`; available: 'loss', 'y'",
         ("grad", path, "-o", out, "--of", "z"): "`of` names 'z', expected an output of the model: 'loss', 'y'",
         ("grad", path, "-o", out, "--of", "y", "--wrt", "z"): "`wrt` names 'z', which is not an input or initializer",
         ("grad", path, "-o", tmp_path / "none" / "out.onnx", "--of", "y"): "to write 'out.onnx' into does not exist",
@@ -271,4 +271,4 @@ def test_the_installed_script(path):
         [script, "grad", path, "-o", path.with_name("out.onnx")], capture_output=True, text=True, check=False
     )
     assert result.returncode == 2 and result.stdout == ""
-    assert result.stderr == "onnxgrad: grad: name the output to differentiate with `of`: 'loss', 'y'\n"
+    assert result.stderr == "onnxgrad: grad: name the output to differentiate with `of`; available: 'loss', 'y'\n"

@@ -358,11 +358,11 @@ def test_a_model_that_cannot_be_written_costs_nothing(folder, monkeypatch):
         patch.setattr("onnx_ir.save", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left on device")))
         result = run(*BASE, "-o", "trained.onnx", code=1)
     assert (
-        "the model could not be written: [Errno 28] No space left on device; what was trained is in the"
+        "the model could not be written: [Errno 28] No space left on device; the checkpoint has the trained"
         in result.stderr
     )
     assert Path("trained.onnx").read_text() == "mine"
-    run(*shlex.split(result.stderr.splitlines()[-1].partition("checkpoint: ")[2])[1:])
+    run(*shlex.split(result.stderr.splitlines()[-1].partition("trained weights: ")[2])[1:])
     assert len(initializers("trained.onnx")) >= 4
 
 
@@ -372,7 +372,7 @@ def test_a_model_that_onnx_refuses_is_not_written(folder, monkeypatch):
     monkeypatch.setattr(trainer_module, "to_inference_mode", lambda m: m.graph[0].attributes.add(spoilt))
     result = run(*BASE, "-o", "trained.onnx", code=1)
     assert "'trained.onnx' is not written, because onnx refuses the model that it would hold: " in result.stderr
-    assert "what was trained is in the checkpoint: onnxgrad train model.onnx" in result.stderr
+    assert "the checkpoint has the trained weights: onnxgrad train model.onnx" in result.stderr
     assert Path("trained.onnx").read_text() == "mine"
 
 

@@ -65,7 +65,7 @@ def test_half_types_are_rounded_once():
 
 
 def test_what_cannot_be_merged():
-    with pytest.raises(ValueError, match="merge_lora: the model has no adapters, expected one that lora"):
+    with pytest.raises(ValueError, match="merge_lora: the model has no adapters, expected a model from lora"):
         onnxgrad.merge_lora(linear())
     rounding = "q = QuantizeLinear(layer__weight, scale) d = DequantizeLinear(q, scale) y = MatMul(x, d)"
     model = adapted.model_of(rounding, layer__weight=adapted.W, scale=np.array(0.1, np.float32))

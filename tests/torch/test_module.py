@@ -451,7 +451,8 @@ def test_names_that_are_no_weights():
         mlp(trainable="head.weigth")
     with raises(
         ValueError,
-        "Module: freeze names 'tail.*', which is no weight of the model: 'body.0.weight', 'body.0.bias', 'head.weight'",
+        "Module: freeze names 'tail.*', which is no weight of the model; available: 'body.0.weight', 'body.0.bias', "
+        "'head.weight'",
     ):
         mlp(freeze=["tail.*"])
 

@@ -144,12 +144,12 @@ def _results(graph: ir.Graph, of: str | Sequence[str] | None, caller: str) -> li
     if of is None:
         smooth = [v for v in graph.outputs if v.dtype is None or v.dtype.is_floating_point()]
         if len(smooth) != 1:
-            raise ValueError(f"{caller}: name the output to differentiate with `of`: {listed(outputs)}")
+            raise ValueError(f"{caller}: name the output to differentiate with `of`; available: {listed(outputs)}")
         return smooth
     found = []
     for name in [of] if isinstance(of, str) else of:
         if name not in outputs:
-            raise ValueError(f"{caller}: `of` names {name!r}, expected an output of the model: {listed(outputs)}")
+            raise ValueError(f"{caller}: `of` names {name!r}, expected an output of the model; available: {listed(outputs)}")
         value = outputs[name]
         if value.dtype is not None and not value.dtype.is_floating_point():
             raise ValueError(f"{caller}: the output {name!r} holds {value.dtype.name.lower()}, which has no gradient")
