@@ -364,7 +364,10 @@ REFUSED = {
         ["x", None],
         "gradient: name the output to differentiate with `of`; available: 'y', 'i', 'z'",
     ),
-    "`of` is unknown": (["x", "w"], "gradient: `of` names 'w', expected an output of the model; available: 'y', 'i', 'z'"),
+    "`of` is unknown": (
+        ["x", "w"],
+        "gradient: `of` names 'w', expected an output of the model; available: 'y', 'i', 'z'",
+    ),
     "`of` is empty": (["x", []], "gradient: `of` is empty, expected some of 'y', 'i', 'z'"),
     "`of` is integer": (["x", "i"], "gradient: the output 'i' holds int64, which has no gradient"),
     "`wrt` is unknown": (

@@ -93,7 +93,10 @@ OUT = ("-o", "out.onnx")
             "output of the model; did you mean 'cross-entropy'?",
         ),
         (("--loss", "mse:logit"), "--loss 'mse:logit': 'logit' is not an output of the model; did you mean 'logits'?"),
-        (("--loss", "mse:y:weight=x"), "--loss 'mse:y:weight=x': 'y' is not an output of the model; available: 'logits'"),
+        (
+            ("--loss", "mse:y:weight=x"),
+            "--loss 'mse:y:weight=x': 'y' is not an output of the model; available: 'logits'",
+        ),
         (("--loss", "mse:logits:weight=x"), "--loss 'mse:logits:weight=x': weight is 'x', expected a number"),
         (
             ("--loss", "mse:logits:wieght=1"),
@@ -109,7 +112,10 @@ OUT = ("-o", "out.onnx")
             "--loss 'cross-entropy:logits:ignore-index=1.5': ignore-index is '1.5', expected a whole number",
         ),
         (("--loss", "logits"), "--loss 'logits' is an output of the model, which stands alone: others cannot be added"),
-        (("--loss", "mse:logits:target=z"), "--data: 'train.npz' lacks 'z', an input of the model or the loss; available: 'x', 'target'"),
+        (
+            ("--loss", "mse:logits:target=z"),
+            "--data: 'train.npz' lacks 'z', an input of the model or the loss; available: 'x', 'target'",
+        ),
         (("--optimizer", "adamm"), "--optimizer 'adamm': 'adamm' does not exist; did you mean 'adam'?"),
         (
             ("--optimizer", "adam:betas=0.9"),
@@ -143,7 +149,8 @@ OUT = ("-o", "out.onnx")
         (("--metric", "mae", "--val", "0.5"), "--val: MAE: 'target' has shape [8], but 'logits' has [8, 3]"),
         (
             ("--metric", "mae:logits:target=z", "--val", "0.5"),
-            "--metric 'mae:logits:target=z': its target 'z' is not an input of the model or the loss; available: 'x', 'target'",
+            "--metric 'mae:logits:target=z': its target 'z' is not an input of the model or the loss; "
+            "available: 'x', 'target'",
         ),
         (
             ("--metric", "accuracy:name=loss", "--val", "0.5"),

@@ -149,7 +149,9 @@ def _results(graph: ir.Graph, of: str | Sequence[str] | None, caller: str) -> li
     found = []
     for name in [of] if isinstance(of, str) else of:
         if name not in outputs:
-            raise ValueError(f"{caller}: `of` names {name!r}, expected an output of the model; available: {listed(outputs)}")
+            raise ValueError(
+                f"{caller}: `of` names {name!r}, expected an output of the model; available: {listed(outputs)}"
+            )
         value = outputs[name]
         if value.dtype is not None and not value.dtype.is_floating_point():
             raise ValueError(f"{caller}: the output {name!r} holds {value.dtype.name.lower()}, which has no gradient")

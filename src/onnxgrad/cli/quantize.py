@@ -91,7 +91,9 @@ def quantize(
     loaded = load(model, "quantize")
     expect_other_files(model, loaded, output, overwrite)
     if data is None and activations != NONE:
-        raise ValueError("--data is missing: activations are calibrated on examples; --activations none quantizes weights alone")
+        raise ValueError(
+            "--data is missing: activations are calibrated on examples; --activations none quantizes weights alone"
+        )
     measured = _Measured(loaded, loss, metric, batch_size, ("--data", data) if val is None else ("--val", val))
     result = quantized_model(
         loaded, None if data is None else _batches(loaded, data, examples, batch_size),

@@ -47,8 +47,8 @@ def earlier_events(options: Options, files: Files, steps: int) -> list[Event]:
         unfinished = found and files.checkpoint.is_file() and not any(e["event"] == "end" for e in found)
         if unfinished and not options.overwrite:
             raise ValueError(
-                f"{str(files.checkpoint)!r} belongs to an unfinished run: continue it with --resume {files.checkpoint}, "
-                "or start over with --overwrite"
+                f"{str(files.checkpoint)!r} belongs to an unfinished run: continue it with --resume {files.checkpoint}"
+                ", or start over with --overwrite"
             )
         return []
     before: dict[str, Any] = next((e["options"] for e in reversed(found) if e["event"] == "start"), {})

@@ -70,7 +70,9 @@ def _inside(draft: Draft, known: Mapping[str, ir.Value], argument: str, name: st
     if node is not None:
         way_out = f"; did you mean its result, {node.outputs[0].name!r}?"
     elif any(v.name == name for n in draft.graph.all_nodes() for v in n.outputs):
-        raise ValueError(f"{draft.caller}: {argument} names {name!r}, which is inside a subgraph, which cut() does not support")
+        raise ValueError(
+            f"{draft.caller}: {argument} names {name!r}, which is inside a subgraph, which cut() does not support"
+        )
     else:
         way_out = suggestion(name, inside)
     raise ValueError(f"{draft.caller}: {argument} names {name!r}, which is not a value of the model{way_out}")

@@ -28,7 +28,10 @@ def merge_lora(model: Any) -> Any:
     expect_weights(loaded, "merge_lora")
     adapters = adapters_of(loaded)
     if not adapters:
-        raise ValueError("merge_lora: the model has no adapters, expected a model from lora(), or one exported after training such a model")
+        raise ValueError(
+            "merge_lora: the model has no adapters, expected a model from lora(), or one exported "
+            "after training such a model"
+        )
     for adapter in adapters:
         _merge(loaded.graph, adapter)
     note_adapters(loaded, [])
