@@ -51,13 +51,28 @@ def training(rows: Sequence[Row]) -> str:
 
 
 def training_short(rows: Sequence[Row]) -> str:
-    """For README.md: the processor measured last."""
-    processor, measured = next(iter(by_processor(rows).items()))
-    columns = ["training step, float32", "onnxgrad ms", *headings(measured, PEERS)]
-    lines = [[line[0], *line[1 : len(columns)]] for line in _lines(measured)]
-    legend = [f"{step_legend()} **Bold**: faster than onnxgrad.", *_notes(measured)]
-    legend.append(f"{processor}: {origin(measured, 'python -m bench.training')}")
-    return markdown_table(columns, lines) + "\n\n" + "  \n".join(legend)
+    """For README.md: the processor measured last, medians alone."""
+    measured = next(iter(by_processor(rows).values()))
+    columns = ["training step, float32", "onnxgrad", *headings(measured, PEERS)]
+    lines = [[sides[OURS].work, *(_median_time(sides[side], sides[OURS]) for side in (OURS, *PEERS))]
+             for sides in by_case(measured)]  # fmt: skip
+    bold = "**Bold**: faster than onnxgrad. " if any("**" in cell for line in lines for cell in line) else ""
+    legend = (
+        "Median milliseconds for forward, backward and AdamW; in brackets, how many times the median of onnxgrad. "
+        f"{bold}{origin(measured, 'python -m bench.training')}"
+    )
+    return markdown_table(columns, lines) + "\n\n" + legend
+
+
+def _median_time(row: Row, ours: Row) -> str:
+    """A median; a peer's with how many times ours."""
+    if row.median_ms is None:
+        return row.note or NOTHING
+    many = ratio(row, ours)
+    if row is ours or many is None:
+        return milliseconds(row.median_ms)
+    cell = f"{milliseconds(row.median_ms)} ({times(many)})"
+    return f"**{cell}**" if many < 1 else cell
 
 
 def _columns(rows: Sequence[Row]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Writes docs/api.md, operators.md and rules.md, and the tables of other pages, from the code itself.
+"""Writes docs/api.md, operators.md and rules.md, the tables of other pages and the drawings, from the code itself.
 
 `python docs/generate.py` writes; with --check it only says, by its exit code, whether anything would change.
 """
@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import click
+from diagrams import drawings
 from reference import api_page
 
 from onnxgrad.cli import specs, train
@@ -87,7 +88,7 @@ RULES_HEAD = """# Rules
 Generated from src/onnxgrad/rules by `make docs`. Every operator of ONNX, of opset 7 and later, is in one of three
 places. Gradients pass through the operators of the tables to the inputs named; inputs without a gradient are integers
 or truth values, or the operator is a step function of them. Through others there is nothing to differentiate, and what
-is missing comes last. `onnxgrad ops --rules` prints the same, and [the guide](guide.md#rules-of-your-own) says how to
+is missing comes last. `onnxgrad ops --rules` prints the same, and [the guide](guide.md#custom-rules) says how to
 add a rule."""
 NOTHING_HEAD = """Their results are integers, truth values, texts or steps, or do not depend on numbers. So it is with
 what is drawn at random: Bernoulli gives 0 or 1, whatever the probability, and passes no gradient to it, as in PyTorch;
@@ -190,6 +191,7 @@ def main() -> int:
         ROOT / "docs" / "rules.md": rules_page(),
         command_line: with_tables(command_line, {"settings": settings_table(), "options": options_table()}),
         coming: with_tables(coming, {"gradients": training_table()}),
+        **drawings(),
     }
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
     if "--check" in sys.argv[1:]:

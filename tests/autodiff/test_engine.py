@@ -362,14 +362,17 @@ def test_no_rule_is_an_error_where_a_gradient_must_pass_only(forget_rules):
 REFUSED = {
     "`of` is missing": (
         ["x", None],
-        "gradient: name the output to differentiate with `of`: 'y', 'i', 'z'",
+        "gradient: name the output to differentiate with `of`; available: 'y', 'i', 'z'",
     ),
-    "`of` is unknown": (["x", "w"], "gradient: `of` names 'w', expected an output of the model: 'y', 'i', 'z'"),
+    "`of` is unknown": (
+        ["x", "w"],
+        "gradient: `of` names 'w', expected an output of the model; available: 'y', 'i', 'z'",
+    ),
     "`of` is empty": (["x", []], "gradient: `of` is empty, expected some of 'y', 'i', 'z'"),
     "`of` is integer": (["x", "i"], "gradient: the output 'i' holds int64, which has no gradient"),
     "`wrt` is unknown": (
         ["q*", "y"],
-        "gradient: `wrt` names 'q*', which is not an input or initializer of the model: 'w', 'x', 'k'",
+        "gradient: `wrt` names 'q*', which is not an input or initializer of the model; available: 'w', 'x', 'k'",
     ),
     "`wrt` is integer": (["k", "y"], "gradient: 'k' holds int64, which has no gradient"),
     "`wrt` does not matter": (["w", "y"], "gradient: 'y' does not depend on 'w' in a way that has a gradient"),

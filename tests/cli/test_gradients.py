@@ -206,7 +206,7 @@ def test_random_inputs_of_other_types_and_nameless_dimensions(tmp_path):
     printed = run("check", tmp_path / "model.onnx", "--wrt", "x", "--dim", "x_dim_0=5")
     assert "x float32[5, 2, 3], mask bool[2, 1], shape int64[3]" in printed
     refused = run("check", tmp_path / "model.onnx", "--dim", "batch=5", code=2)
-    assert refused == "onnxgrad: no input has a dimension 'batch': 'n', 'x_dim_0'\n"
+    assert refused == "onnxgrad: no input has a dimension 'batch'; available: 'n', 'x_dim_0'\n"
 
 
 def test_ops_lists_operators_and_kernels():
@@ -228,7 +228,7 @@ def test_refusals_are_one_sentence(path, tmp_path):
     for arguments, expected in {
         ("grad", tmp_path / "none.onnx", "-o", out): "none.onnx' does not exist, expected an ONNX model",
         ("grad", tmp_path / "text.onnx", "-o", out): "is not an ONNX model",
-        ("grad", path, "-o", out): "name the output to differentiate with `of`: 'loss', 'y'",
+        ("grad", path, "-o", out): "name the output to differentiate with `of`; available: 'loss', 'y'",
         ("grad", path, "-o", out, "--of", "z"): "`of` names 'z', expected an output of the model: 'loss', 'y'",
         ("grad", path, "-o", out, "--of", "y", "--wrt", "z"): "`wrt` names 'z', which is not an input or initializer",
         ("grad", path, "-o", tmp_path / "none" / "out.onnx", "--of", "y"): "to write 'out.onnx' into does not exist",
@@ -271,4 +271,4 @@ def test_the_installed_script(path):
         [script, "grad", path, "-o", path.with_name("out.onnx")], capture_output=True, text=True, check=False
     )
     assert result.returncode == 2 and result.stdout == ""
-    assert result.stderr == "onnxgrad: grad: name the output to differentiate with `of`: 'loss', 'y'\n"
+    assert result.stderr == "onnxgrad: grad: name the output to differentiate with `of`; available: 'loss', 'y'\n"

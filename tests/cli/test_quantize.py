@@ -77,7 +77,7 @@ def test_batches_of_the_only_size(folder):
     [
         (
             ["m.onnx", "-o", "q.onnx"],
-            "--data is missing: activations are measured on examples; --activations none leaves them",
+            "--data is missing: activations are calibrated on examples; --activations none quantizes weights alone",
         ),
         (
             ["m.onnx", "--data", "train.npz", "--metric", "accuracy", "-o", "q.onnx"],
@@ -85,7 +85,7 @@ def test_batches_of_the_only_size(folder):
         ),
         (
             ["m.onnx", "--activations", "none", "--loss", "mse:y", "-o", "q.onnx"],
-            "--loss is measured on examples: name a file with --val",
+            "--loss needs examples: name a file with --val",
         ),
         (
             ["m.onnx", "--data", "train.npz", "--exclude", "u", "-o", "q.onnx"],

@@ -298,7 +298,7 @@ def test_a_run_that_is_interrupted_and_goes_on(folder, monkeypatch):
     given = (*BASE, "--epochs", 2, "--val", "0.25", "--report", "a.html")
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "step", interrupted)
-        again = run(*given, "-o", "a.onnx", code=130).stderr.partition("; to go on: ")[2]
+        again = run(*given, "-o", "a.onnx", code=130).stderr.partition("; to resume: ")[2]
     found = shown("a.html")
     assert found["state"]["text"] == "stopped by SIGINT after step 5; the state is in 'a.safetensors'"
     assert found["tiles"][0][0] == "training loss" and len(found["norms"]["steps"]) == 5

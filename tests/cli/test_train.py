@@ -155,14 +155,14 @@ def test_ctrl_c_and_the_command_that_it_prints_give_the_numbers_of_an_uninterrup
         patch.setattr(Trainer, "step", interrupted)
         result = run(*BASE, *SETTINGS, *more, "-o", "parts.onnx", code=130)
     assert len(count) == at and not Path("parts.onnx").exists() and Path("parts.svg").exists()
-    told, _, again = result.stderr.splitlines()[-1].partition("; to go on: ")
+    told, _, again = result.stderr.splitlines()[-1].partition("; to resume: ")
     assert re.fullmatch(r"onnxgrad: stopped by SIGINT after step \d+; the state is in 'parts.safetensors'", told)
     words = shlex.split(again)
     assert words[0] == "onnxgrad" and words[-2:] != ["--resume", "whole.safetensors"]
     refused = run(*BASE, *SETTINGS, *more, "-o", "parts.onnx", code=2).stderr
     assert refused == (
-        "onnxgrad: 'parts.safetensors' belongs to a run that did not end: go on with --resume parts.safetensors, or "
-        "start anew with --overwrite\n"
+        "onnxgrad: 'parts.safetensors' belongs to an unfinished run: continue it with --resume parts.safetensors, or "
+        "start over with --overwrite\n"
     )
     finished = run(*words[1:])
     assert finished.stdout.split("trained in")[0].count("\n") == 7  # the table has the epochs before as well
@@ -187,7 +187,7 @@ def test_a_signal_to_a_process(folder):
     finally:
         process.kill()
     assert process.returncode == 130 and stdout == ""
-    assert "; to go on: onnxgrad train model.onnx --output trained.onnx --data train.npz" in stderr.splitlines()[-1]
+    assert "; to resume: onnxgrad train model.onnx --output trained.onnx --data train.npz" in stderr.splitlines()[-1]
     assert "--resume trained.safetensors" in stderr.splitlines()[-1] and "Traceback" not in stderr
     assert sorted(p.name for p in folder.iterdir()) == [
         "model.onnx", "train.npz", "trained.jsonl", "trained.safetensors"
@@ -358,11 +358,11 @@ def test_a_model_that_cannot_be_written_costs_nothing(folder, monkeypatch):
         patch.setattr("onnx_ir.save", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left on device")))
         result = run(*BASE, "-o", "trained.onnx", code=1)
     assert (
-        "the model could not be written: [Errno 28] No space left on device; what was trained is in the"
+        "the model could not be written: [Errno 28] No space left on device; the checkpoint has the trained"
         in result.stderr
     )
     assert Path("trained.onnx").read_text() == "mine"
-    run(*shlex.split(result.stderr.splitlines()[-1].partition("checkpoint: ")[2])[1:])
+    run(*shlex.split(result.stderr.splitlines()[-1].partition("trained weights: ")[2])[1:])
     assert len(initializers("trained.onnx")) >= 4
 
 
@@ -372,7 +372,7 @@ def test_a_model_that_onnx_refuses_is_not_written(folder, monkeypatch):
     monkeypatch.setattr(trainer_module, "to_inference_mode", lambda m: m.graph[0].attributes.add(spoilt))
     result = run(*BASE, "-o", "trained.onnx", code=1)
     assert "'trained.onnx' is not written, because onnx refuses the model that it would hold: " in result.stderr
-    assert "what was trained is in the checkpoint: onnxgrad train model.onnx" in result.stderr
+    assert "the checkpoint has the trained weights: onnxgrad train model.onnx" in result.stderr
     assert Path("trained.onnx").read_text() == "mine"
 
 

@@ -125,7 +125,7 @@ def _stop_at_5(event):
     "arguments, sentence",
     [
         (("--columns", "x"), "--columns 'x' names no columns, expected an input and its columns as in x=a,b,c"),
-        (("--stratify",), "--stratify is for examples that are held out: name their share with --val"),
+        (("--stratify",), "--stratify needs examples to hold out: give their share with --val"),
         (("--stratify", "--val", "iris.csv"), "--stratify is for a share of the examples to hold out, but --val is "
          "'iris.csv'"),
         (("--tokenizer", "none.json"), "--data: 'iris.csv' is text, but the model has no input for token ids, as "

@@ -93,7 +93,10 @@ OUT = ("-o", "out.onnx")
             "output of the model; did you mean 'cross-entropy'?",
         ),
         (("--loss", "mse:logit"), "--loss 'mse:logit': 'logit' is not an output of the model; did you mean 'logits'?"),
-        (("--loss", "mse:y:weight=x"), "--loss 'mse:y:weight=x': 'y' is not an output of the model: 'logits'"),
+        (
+            ("--loss", "mse:y:weight=x"),
+            "--loss 'mse:y:weight=x': 'y' is not an output of the model; available: 'logits'",
+        ),
         (("--loss", "mse:logits:weight=x"), "--loss 'mse:logits:weight=x': weight is 'x', expected a number"),
         (
             ("--loss", "mse:logits:wieght=1"),
@@ -109,7 +112,10 @@ OUT = ("-o", "out.onnx")
             "--loss 'cross-entropy:logits:ignore-index=1.5': ignore-index is '1.5', expected a whole number",
         ),
         (("--loss", "logits"), "--loss 'logits' is an output of the model, which stands alone: others cannot be added"),
-        (("--loss", "mse:logits:target=z"), "--data: 'train.npz' lacks 'z', an input of model or loss: 'x', 'target'"),
+        (
+            ("--loss", "mse:logits:target=z"),
+            "--data: 'train.npz' lacks 'z', an input of the model or the loss; available: 'x', 'target'",
+        ),
         (("--optimizer", "adamm"), "--optimizer 'adamm': 'adamm' does not exist; did you mean 'adam'?"),
         (
             ("--optimizer", "adam:betas=0.9"),
@@ -134,7 +140,7 @@ OUT = ("-o", "out.onnx")
         (("--schedule", "step:every=0"), "--schedule 'step:every=0': every is 0, expected at least 1"),
         (
             ("--metric", "accuracy"),
-            "--metric is measured on examples to validate with: name a file or a share with --val",
+            "--metric needs validation examples: name a file or a share with --val",
         ),
         (
             ("--metric", "acuracy", "--val", "0.5"),
@@ -143,7 +149,8 @@ OUT = ("-o", "out.onnx")
         (("--metric", "mae", "--val", "0.5"), "--val: MAE: 'target' has shape [8], but 'logits' has [8, 3]"),
         (
             ("--metric", "mae:logits:target=z", "--val", "0.5"),
-            "--metric 'mae:logits:target=z': its target 'z' is not an input of model or loss: 'x', 'target'",
+            "--metric 'mae:logits:target=z': its target 'z' is not an input of the model or the loss; "
+            "available: 'x', 'target'",
         ),
         (
             ("--metric", "accuracy:name=loss", "--val", "0.5"),
@@ -151,7 +158,7 @@ OUT = ("-o", "out.onnx")
         ),
         (
             ("--keep-best",),
-            "--keep-best goes by examples to validate with: name a file or a share with --val",
+            "--keep-best needs validation examples: name a file or a share with --val",
         ),
         (("--val", "1.5"), "--val is 1.5, expected a file or a share between 0 and 1 of the examples to hold out"),
         (("--val", "0.001"), "--val 0.001 of 72 examples is 0, expected at least one, and one to train on"),
@@ -161,7 +168,7 @@ OUT = ("-o", "out.onnx")
         (("--data", "text.npz"), "--data: 'text.npz' cannot be read as .npz ("),
         (
             ("--data", "typo.npz"),
-            "--data: 'typo.npz' lacks 'target', an input of model or loss; did you mean 'targets'?",
+            "--data: 'typo.npz' lacks 'target', an input of the model or the loss; did you mean 'targets'?",
         ),
         (("--data", "wide.npz"), "--data: the batch's x has shape [8, 7], expected ['N', 6]"),
         (("--data", "real.npz"), "--data: the batch's target holds float64, expected int64"),

@@ -78,7 +78,7 @@ def test_a_run_that_was_interrupted_ends_as_the_whole_one(folder, monkeypatch, a
         patch.setattr(Trainer, "step", interrupted)
         result = run(*BASE, "--val", "val.npz", "--optimizer", "sgd", "--lr", 0.5, "--epochs", 9, *given, "-o",
                      "parts.onnx", code=130)  # fmt: skip
-    words = shlex.split(result.stderr.splitlines()[-1].partition("; to go on: ")[2])
+    words = shlex.split(result.stderr.splitlines()[-1].partition("; to resume: ")[2])
     run(*words[1:])
     for name in ("epoch", "step"):
         assert events("parts.jsonl", name) == events("whole.jsonl", name)
@@ -137,10 +137,10 @@ def test_every_metric_as_text():
 
 @pytest.mark.parametrize("arguments, sentence", [
     (("--early-stopping", "2"),
-     "--early-stopping goes by examples to validate with: name a file or a share with --val"),
+     "--early-stopping needs validation examples: name a file or a share with --val"),
     (("--monitor", "f1"), "--monitor is for --keep-best and --early-stopping"),
     (("--keep-best", "--val", "0.2", "--monitor", "f2", "--metric", "f1"),
-     "--monitor: 'f2' is not measured: 'loss', 'f1'"),
+     "--monitor: 'f2' is not measured; available: 'loss', 'f1'"),
     (("--keep-best", "--val", "0.2", "--monitor", "confusion-matrix", "--metric", "confusion-matrix"),
      "--monitor: 'confusion-matrix' is a ConfusionMatrix, not a number that can be best"),
     (("--val", "0.2", "--metric", "f1:average=mean"),
@@ -151,7 +151,7 @@ def test_every_metric_as_text():
      "--val: F1: average is 'binary', but 'logits' has 3 classes: take 'macro', 'micro' or 'weighted'"),
     (("--group", "*.bias:lr-factor=x"), "--group '*.bias:lr-factor=x': lr-factor is 'x', expected a number"),
     (("--lr", "0", "--find-lr"),
-     "find_lr: the optimizer's lr is 0, so that no schedule can raise it: give it any other one"),
+     "find_lr: the optimizer's lr is 0, which no schedule can raise: give it another value"),
 ])  # fmt: skip
 def test_what_is_refused(folder, arguments, sentence):
     printed = run(*BASE, "-o", "out.onnx", *arguments, code=2).output

@@ -65,7 +65,7 @@ def test_half_types_are_rounded_once():
 
 
 def test_what_cannot_be_merged():
-    with pytest.raises(ValueError, match="merge_lora: the model has no adapters, expected one that lora"):
+    with pytest.raises(ValueError, match="merge_lora: the model has no adapters, expected a model from lora"):
         onnxgrad.merge_lora(linear())
     rounding = "q = QuantizeLinear(layer__weight, scale) d = DequantizeLinear(q, scale) y = MatMul(x, d)"
     model = adapted.model_of(rounding, layer__weight=adapted.W, scale=np.array(0.1, np.float32))
@@ -76,7 +76,7 @@ def test_what_cannot_be_merged():
     model = adapted.model_of(text, scale=np.array(0.1, np.float32))
     model.graph.initializer.append(numpy_helper.from_array(levels, "layer.weight"))
     model.graph.node[0].input[0] = "layer.weight"
-    with pytest.raises(ValueError, match="cannot be quantized anew: its numbers are float8e4m3fn, expected integers"):
+    with pytest.raises(ValueError, match="cannot be quantized again: its numbers are float8e4m3fn, expected integers"):
         onnxgrad.merge_lora(onnxgrad.lora(model, "layer"))
 
 

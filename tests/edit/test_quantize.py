@@ -151,7 +151,11 @@ def test_what_is_refused():
             "quantize: activations is 'int4', expected None or one of 'uint8', 'int8', 'uint16', 'int16'",
             (DATA, "int8", "int4"),
         ),
-        (ValueError, "quantize: activations are measured on data, expected some, or None for `activations`", ()),
+        (
+            ValueError,
+            "quantize: data is missing: activations are calibrated on it; activations=None quantizes weights alone",
+            (),
+        ),
         (ValueError, "quantize: data has no batches", ([],)),
         (TypeError, "quantize: a batch is a ndarray, expected a dict of arrays by input name", (X,)),
         (

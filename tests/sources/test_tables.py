@@ -93,7 +93,9 @@ def test_columns_are_named_where_there_are_others(tmp_path):
         f"read: {str(path)!r} has 4 columns for 'x', which takes 2: {four}; say which, as in columns x=id,…",
     ):
         read(path, linear(2), losses.CrossEntropy("logits", target="kind"))
-    with raises(ValueError, "read: columns names 'y', which is not an input of model or loss: 'x', 'target'"):
+    with raises(
+        ValueError, "read: columns names 'y', which is not an input of the model or the loss; available: 'x', 'target'"
+    ):
         read(path, linear(2), ENTROPY, columns={"y": ["a", "b"]})
 
 
@@ -128,7 +130,9 @@ def test_classes_that_are_numbers_are_in_their_order(tmp_path):
 
 def test_a_target_of_a_chosen_name_is_a_column_of_that_name(tmp_path):
     path = write(tmp_path / "a.csv", iris_rows(), [*NAMES, "species"])
-    with raises(ValueError, f"read: {str(path)!r} lacks 'specis', an input of model or loss; did you mean 'species'?"):
+    with raises(
+        ValueError, f"read: {str(path)!r} lacks 'specis', an input of the model or the loss; did you mean 'species'?"
+    ):
         read(path, linear(), losses.CrossEntropy("logits", target="specis"))
 
 
@@ -164,8 +168,11 @@ GOOD = "a,b,target\n1,2,0\n"
             "a,b,c,target\n1,2,3,0\n",
             "has 3 columns for 'x', which takes 2: 'a', 'b', 'c'; say which, as in columns x=a,…",
         ),
-        ("a,b\n1,2\n", "lacks 'target', an input of model or loss: 'a', 'b'; say which, as in columns target=b"),
-        ("a,b,targets,z\n1,2,0,0\n", "lacks 'target', an input of model or loss; did you mean 'targets'?"),
+        (
+            "a,b\n1,2\n",
+            "lacks 'target', an input of the model or the loss; available: 'a', 'b'; say which, as in columns target=b",
+        ),
+        ("a,b,targets,z\n1,2,0,0\n", "lacks 'target', an input of the model or the loss; did you mean 'targets'?"),
         (GOOD + '1,"2" ,0\n', "cannot be read as a table in line 3 (',' expected after '\"')"),
         ("a,b,target\n", "has no examples"),
         ("", "has no examples"),

@@ -165,8 +165,7 @@ def test_what_is_refused(folder):
         read(folder / "names.jsonl", model, ENTROPY, tokenizer=folder / "names.jsonl")
     with raises(
         ValueError,
-        f"read: {str(folder / 'names.txt')!r} is text, which is read for a model with a tokenizer, a tokenizer.json of "
-        "its own",
+        f"read: {str(folder / 'names.txt')!r} is text, which needs a model and its tokenizer, a tokenizer.json",
     ):
         read(folder / "names.txt", model, ENTROPY)
     with raises(

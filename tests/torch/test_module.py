@@ -407,7 +407,7 @@ X = numbers(3, 4)
     [
         (TypeError, "Module: the input 'x' is not given, expected 'x'", (), {}),
         (TypeError, "Module: 2 inputs are given, expected 1: 'x'", (X, X), {}),
-        (TypeError, "Module: the model has no input 'z': 'x'", (), {"z": X}),
+        (TypeError, "Module: the model has no input 'z'; available: 'x'", (), {"z": X}),
         (TypeError, "Module: the input 'x' is given twice, by place and by name", (X,), {"x": X}),
         (TypeError, "Module: the input 'x' is a ndarray, expected a torch.Tensor", (np.zeros((3, 4)),), {}),
         (TypeError, "Module: the input 'x' holds float64, expected float32", (X.double(),), {}),
@@ -451,7 +451,8 @@ def test_names_that_are_no_weights():
         mlp(trainable="head.weigth")
     with raises(
         ValueError,
-        "Module: freeze names 'tail.*', which is no weight of the model: 'body.0.weight', 'body.0.bias', 'head.weight'",
+        "Module: freeze names 'tail.*', which is no weight of the model; available: 'body.0.weight', 'body.0.bias', "
+        "'head.weight'",
     ):
         mlp(freeze=["tail.*"])
 

@@ -89,6 +89,5 @@ def test_what_is_refused():
         mine.find_lr([{**batch(0), "x": np.full_like(batch(0)["x"], np.nan)}])
     assert mine.find_lr(iter(data()), steps=20).losses and mine.steps == 0
     still = Trainer(mlp(), losses.CrossEntropy("logits"), optim.SGD(lr=0))
-    with raises(ValueError, "find_lr: the optimizer's lr is 0, so that no schedule can raise it: give it any other "
-                "one"):  # fmt: skip
+    with raises(ValueError, "find_lr: the optimizer's lr is 0, which no schedule can raise: give it another value"):
         still.find_lr(data())

@@ -226,7 +226,7 @@ def test_save_every_and_bad_plans(tmp_path):
     ):
         trainer().fit(data(), checkpoint=missing)
     with raises(
-        ValueError, "fit: there are no batches; give a list or Batches, an iterator is used up after one epoch"
+        ValueError, "fit: there are no batches; give a list or Batches, since an iterator ends after one epoch"
     ):
         trainer().fit([], quiet=True)
 

@@ -55,7 +55,7 @@ def read_both(
     remarks = list(source.remarks)
     if val is None:
         if options.stratify:
-            raise ValueError("--stratify is for examples that are held out: name their share with --val")
+            raise ValueError("--stratify needs examples to hold out: give their share with --val")
         return source, None, remarks
     share = _share(val)
     if share is None:
@@ -83,7 +83,7 @@ def _share(text: str) -> float | None:
 def _target_to_stratify(source: Source, targets: Sequence[str]) -> str:
     """The first target that has classes; any, for the sentence that says what it is instead."""
     if not targets:
-        raise ValueError("--stratify is for a loss with a target of classes")
+        raise ValueError("--stratify needs a loss whose target is a class")
     columns = {name: source.column(name) for name in targets}
     found = (n for n, a in columns.items() if a is not None and a.dtype.kind in "iub" and a.ndim == 1)
     return next(found, targets[0])
@@ -117,7 +117,7 @@ def balanced(source: Source, loss: Total | str, shapes: Mapping[str, Sequence[An
     weights = {part: _weights(part, column, shapes.get(part.prediction)) for part, column in _targets(source, loss)}
     changed = {part: found for part, found in weights.items() if found}
     if not changed:
-        raise ValueError("--class-weights is for a loss of classes whose target is a column of --data")
+        raise ValueError("--class-weights needs a loss of classes whose target is a column of --data")
     assert isinstance(loss, Total)
     parts = [replace(part, **changed.get(part, {})) for part in parts_of(loss)]  # type: ignore[type-var]
     return parts[0] if len(parts) == 1 else Total(parts)

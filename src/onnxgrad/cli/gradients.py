@@ -32,9 +32,9 @@ wrt_option = click.option(
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="File to write.")
 @of_option
 @wrt_option
-@click.option("--parameters-as-inputs", is_flag=True, help="Make inputs of the initializers differentiated.")
-@click.option("--hvp", is_flag=True, help="Add the product of the Hessian and a vector in place of the gradient.")
-@click.option("--overwrite", is_flag=True, help="Write over MODEL itself, if -o says so.")
+@click.option("--parameters-as-inputs", is_flag=True, help="Turn the differentiated initializers into inputs.")
+@click.option("--hvp", is_flag=True, help="Add Hessian-vector products instead of gradients.")
+@click.option("--overwrite", is_flag=True, help="Allow -o to name MODEL itself.")
 def grad(
     model: Path,
     output: Path,
@@ -44,9 +44,10 @@ def grad(
     hvp: bool,
     overwrite: bool,
 ) -> None:
-    """Add its gradient to MODEL: an output NAME_grad for every input or parameter NAME.
+    """Add gradients to MODEL, as outputs NAME_grad.
 
-    With --hvp it is an output NAME_hvp, and an input NAME_vector takes the vector that the Hessian is multiplied by.
+    The new model has an output NAME_grad for every input or parameter NAME that --wrt selects. With --hvp it has an
+    output NAME_hvp instead, and an input NAME_vector for the vector that multiplies the Hessian.
 
     A scalar output is differentiated as it is. For any other the new model has an input that takes the gradient of
     that output. Weights in files of their own are not loaded: they stay where they are if the new model is in the same
@@ -107,21 +108,28 @@ def set_dims(_context: Any, _parameter: Any, given: Sequence[str]) -> dict[str, 
 
 @command
 @model_argument
-@click.option("--feeds", type=click.Path(path_type=Path), help="Inputs by name, a file of numpy.savez.")
+@click.option(
+    "--feeds",
+    type=click.Path(path_type=Path),
+    help="An .npz file with an array for each input; by default inputs are random.",
+)
 @click.option(
     "--dim", "dims", multiple=True, metavar="NAME=SIZE", callback=set_dims,
-    help="Size of a dimension where inputs are random; by default 2. Repeatable.",
+    help="Size of a free dimension of random inputs; by default 2. Repeatable.",
 )  # fmt: skip
 @of_option
 @wrt_option
-@click.option("--directions", default=3, show_default=True, type=click.IntRange(1), help="Random directions to try.")
+@click.option(
+    "--directions", default=3, show_default=True, type=click.IntRange(1), help="Number of random directions to compare."
+)
 def check(
     model: Path, feeds: Path | None, dims: dict[str, int], of: Sequence[str], wrt: Sequence[str], directions: int
 ) -> None:
-    """Compare the gradient of MODEL with central differences, in float64.
+    """Compare the gradients of MODEL with central differences.
 
-    Without --feeds inputs are random: normal floating-point numbers, integers 0 or 1. A right gradient is off by about
-    1e-8, unless the model has a kink right there. The exit code is 1 if one is off by more than 1e-4.
+    Both are computed in float64. Without --feeds inputs are random: normally distributed floating-point numbers, and
+    integers 0 or 1. The error of a correct gradient is about 1e-8, unless the model has a kink at these inputs. The
+    exit code is 1 if an error is larger than 1e-4.
 
     \b
     onnxgrad check model.onnx --dim batch=4 --dim sequence=16

@@ -31,22 +31,15 @@ class Failed(Refused):
 @click.group(context_settings={"help_option_names": ["-h", "--help"]}, no_args_is_help=True)
 @click.version_option(package_name="onnxgrad", prog_name="onnxgrad")
 def main() -> None:
-    """Training of ONNX models, and gradients of ONNX models as ONNX models.
+    """Train ONNX models, and compute their gradients, with stock onnxruntime.
+
+    Look at a model, then train it:
 
     \b
+    onnxgrad inspect model.onnx
     onnxgrad train model.onnx --data train.npz --loss cross-entropy:logits -o trained.onnx
-    onnxgrad step model.onnx --loss mse:y -o step.onnx
-                                                writes a training step that any onnxruntime runs
-    onnxgrad inspect model.onnx                 shows what of it would be trained
-    onnxgrad report trained.jsonl               shows a run in a browser
-    onnxgrad cut model.onnx --output features -o part.onnx
-                                                takes a part of a model
-    onnxgrad merge model.onnx -o merged.onnx    folds LoRA adapters into weights
-    onnxgrad quantize model.onnx --data train.npz -o model.qdq.onnx
-    onnxgrad grad model.onnx -o gradient.onnx   adds the gradient to a model
-    onnxgrad check model.onnx                   compares it with difference quotients
-    onnxgrad ops --rules                        lists the operators that have one
-    onnxgrad warmup                             compiles all kernels ahead
+
+    `onnxgrad COMMAND --help` shows the options of a command, with examples.
     """
 
 

@@ -21,9 +21,12 @@ MOST_ROWS = 60  # of initializers, unless all are asked for
 
 @command
 @click.argument("model", type=click.Path(path_type=Path))
-@click.option("--all", "all_rows", is_flag=True, help="List every initializer, also scalars.")
+@click.option("--all", "all_rows", is_flag=True, help="List every initializer, including scalars.")
 def inspect(model: Path, all_rows: bool) -> None:
-    """Show what MODEL is made of, which of its initializers are trained by default, and why the others are not.
+    """Show the weights of MODEL and which are trained.
+
+    For each initializer: its role, whether `onnxgrad train` trains it by default, and why. Also inputs and outputs,
+    free batch sizes, and operators without a gradient rule.
 
     \b
     onnxgrad inspect model.onnx

@@ -10,9 +10,11 @@ from onnxgrad.cli.tables import show
 
 @command
 @click.argument("pattern", default="*")
-@click.option("--rules", is_flag=True, help="List the operators that gradients pass through.")
+@click.option("--rules", is_flag=True, help="List the operators that have a gradient rule.")
 def ops(pattern: str, rules: bool) -> None:
-    """List onnxgrad's own operators, or with --rules those that gradients pass through, by name or PATTERN.
+    """List operators: onnxgrad's own, or all with a gradient.
+
+    PATTERN selects operators by name, with wildcards.
 
     \b
     onnxgrad ops

@@ -16,13 +16,14 @@ from onnxgrad.cli.tables import plain_console, size
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="File to write.")
 @click.option(
     "--adapter", type=click.Path(path_type=Path), metavar="FILE|FOLDER",
-    help="Adapters to merge, if they are not in MODEL: a .safetensors file, or a folder of PEFT's.",
+    help="Adapters to merge that MODEL does not contain: a .safetensors file or a PEFT folder.",
 )  # fmt: skip
-@click.option("--overwrite", is_flag=True, help="Write over MODEL itself, if -o says so.")
+@click.option("--overwrite", is_flag=True, help="Allow -o to name MODEL itself.")
 def merge(model: Path, output: Path, adapter: Path | None, overwrite: bool) -> None:
-    """Fold the LoRA adapters of MODEL into its weights: what is written is a model as it was before it had adapters.
+    """Merge the LoRA adapters of MODEL into its weights.
 
-    Quantized weights are quantized anew, with new scales, which rounds what the adapters have learned.
+    The written model has the nodes and weights that it had before it got adapters. Quantized weights are quantized
+    again, with new scales, which rounds what the adapters have learned.
 
     \b
     onnxgrad merge trained.onnx -o merged.onnx

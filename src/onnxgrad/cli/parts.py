@@ -12,19 +12,25 @@ from onnxgrad.cli.tables import described, plain_console, show, size
 
 FILE = click.Path(path_type=Path)
 output_option = click.option("-o", "output", required=True, type=FILE, metavar="FILE.onnx", help="File to write.")
-overwrite_option = click.option("--overwrite", is_flag=True, help="Write over a model that is read, if -o says so.")
+overwrite_option = click.option("--overwrite", is_flag=True, help="Allow -o to name a model that is read.")
 
 
 @command
 @click.argument("model", type=FILE)
 @click.option(
-    "--output", "outputs", multiple=True, required=True, metavar="NAME", help="Value to end the part at. Repeatable."
+    "--output", "outputs", multiple=True, required=True, metavar="NAME", help="Value where the part ends. Repeatable."
 )
-@click.option("--input", "inputs", multiple=True, metavar="NAME", help="Value to begin the part at. Repeatable.")
+@click.option(
+    "--input",
+    "inputs",
+    multiple=True,
+    metavar="NAME",
+    help="Value where the part begins; by default the inputs of MODEL. Repeatable.",
+)
 @output_option
 @overwrite_option
 def cut(model: Path, outputs: Sequence[str], inputs: Sequence[str], output: Path, overwrite: bool) -> None:
-    """Write the part of MODEL that computes some of its values, such as features.
+    """Write a part of MODEL, for example up to its features.
 
     \b
     onnxgrad cut model.onnx --output /layer4/Relu_output_0 -o features.onnx
@@ -48,12 +54,12 @@ def cut(model: Path, outputs: Sequence[str], inputs: Sequence[str], output: Path
 @click.argument("second", type=FILE)
 @click.option(
     "--connect", multiple=True, metavar="OUTPUT=INPUT",
-    help="Output of FIRST and the input of SECOND that takes it; by default the only ones. Repeatable.",
+    help="An output of FIRST and the input of SECOND that reads it; by default the only ones. Repeatable.",
 )  # fmt: skip
 @output_option
 @overwrite_option
 def join(first: Path, second: Path, connect: Sequence[str], output: Path, overwrite: bool) -> None:
-    """Write one model of FIRST and SECOND, which takes outputs of FIRST as inputs.
+    """Join two models: SECOND reads outputs of FIRST.
 
     \b
     onnxgrad join features.onnx head.onnx -o model.onnx

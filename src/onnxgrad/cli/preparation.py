@@ -137,10 +137,10 @@ def prepare(options: Options, processes: Processes | None = None) -> Prepared:
     expect_columns(str(options.model), needed)
     is_validated = validation_of(options) is not None
     if options.metric and not is_validated:
-        raise ValueError("--metric is measured on examples to validate with: name a file or a share with --val")
+        raise ValueError("--metric needs validation examples: name a file or a share with --val")
     for name, is_given in (("--keep-best", options.keep_best), ("--early-stopping", options.early_stopping)):
         if is_given and not is_validated:
-            raise ValueError(f"{name} goes by examples to validate with: name a file or a share with --val")
+            raise ValueError(f"{name} needs validation examples: name a file or a share with --val")
     metrics = specs.metrics_by_name(options.metric, loss, outputs, needed, of_sigmoid(graph))
     _expect_comparable(options, metrics)
     source, held_out, remarks = read_both(options, wanted, targets)

@@ -26,31 +26,37 @@ WEIGHTS, ACTIVATIONS = ("int8", "uint8", "int4", "uint4"), ("uint8", "int8", "ui
 @click.option("-o", "--output", required=True, type=FILE, metavar="FILE.onnx", help="The quantized model.")
 @click.option(
     "--data", type=FILE, metavar="FILE",
-    help="Examples to measure the model's values on, .npz or .parquet, with a column for every input.",
+    help="Examples for calibration, .npz or .parquet, with a column for every input.",
 )  # fmt: skip
-@click.option("--examples", type=AT_LEAST_1, default=512, show_default=True, help="How many of them to measure on.")
+@click.option("--examples", type=AT_LEAST_1, default=512, show_default=True, help="Number of examples for calibration.")
 @click.option("--batch-size", type=AT_LEAST_1, default=32, show_default=True, help="Examples in a batch.")
-@click.option("--weights", type=click.Choice(WEIGHTS), default="int8", show_default=True, help="Integers of weights.")
+@click.option(
+    "--weights", type=click.Choice(WEIGHTS), default="int8", show_default=True, help="Integer type of weights."
+)
 @click.option(
     "--activations", type=click.Choice(ACTIVATIONS), default="uint8", show_default=True,
-    help="Integers of the values between layers; 'none': these stay as they are, and no data is needed.",
+    help="Integer type of the values between layers; 'none' leaves them in floating point and needs no data.",
 )  # fmt: skip
-@click.option("--per-tensor", is_flag=True, help="One scale for a weight, not one for each output.")
+@click.option(
+    "--per-tensor", is_flag=True, help="Use one scale for each weight instead of one for each output channel."
+)
 @click.option(
     "--block-size", type=AT_LEAST_1, default=32, show_default=True,
-    help="Weights of 4 bits that share a scale, with --activations none.",
+    help="Number of 4-bit weights that share a scale, with --activations none.",
 )  # fmt: skip
-@click.option("--exclude", multiple=True, metavar="PATTERN", help="Nodes or weights to leave as they are. Repeatable.")
+@click.option(
+    "--exclude", multiple=True, metavar="PATTERN", help="Nodes or weights to leave in floating point. Repeatable."
+)
 @click.option(
     "--loss", multiple=True, cls=KindsOption, metavar="KIND:OUTPUT",
-    help="KINDS of an output, measured before and after: 'mse:y:target=z'. Repeatable: they are added.",
+    help="KINDS of an output, measured before and after: 'mse:y:target=z'. Repeatable; losses are summed.",
 )  # fmt: skip
 @click.option(
     "--metric", multiple=True, cls=KindsOption, metavar="KIND[:OUTPUT]",
     help="KINDS, measured before and after: 'accuracy:logits'. Repeatable.",
 )  # fmt: skip
 @click.option("--val", type=FILE, metavar="FILE", help="Examples for --loss and --metric; by default those of --data.")
-@click.option("--overwrite", is_flag=True, help="Write over MODEL itself, if -o says so.")
+@click.option("--overwrite", is_flag=True, help="Allow -o to name MODEL itself.")
 def quantize(
     model: Path,
     output: Path,
@@ -67,7 +73,7 @@ def quantize(
     val: Path | None,
     overwrite: bool,
 ) -> None:
-    """Write MODEL with weights and activations of a few bits, for onnxruntime's integer kernels.
+    """Quantize MODEL for onnxruntime's integer kernels.
 
     BatchNormalization is folded into convolutions first. `onnxgrad train` trains the result: its weights are rounded in
     every step as they are stored.
@@ -85,7 +91,9 @@ def quantize(
     loaded = load(model, "quantize")
     expect_other_files(model, loaded, output, overwrite)
     if data is None and activations != NONE:
-        raise ValueError("--data is missing: activations are measured on examples; --activations none leaves them")
+        raise ValueError(
+            "--data is missing: activations are calibrated on examples; --activations none quantizes weights alone"
+        )
     measured = _Measured(loaded, loss, metric, batch_size, ("--data", data) if val is None else ("--val", val))
     result = quantized_model(
         loaded, None if data is None else _batches(loaded, data, examples, batch_size),
@@ -134,7 +142,7 @@ class _Measured:
 
         option, path = source
         if path is None:
-            raise ValueError("--loss is measured on examples: name a file with --val")
+            raise ValueError("--loss needs examples: name a file with --val")
         outputs = [str(v.name) for v in model.graph.outputs]
         self._loss = specs.loss(loss, outputs)
         fields = fields_of(model, self._loss, "quantize")

@@ -22,8 +22,8 @@ def random_feeds(model: ir.Model, dims: Mapping[str, int] | None = None, seed: i
     names = {name for v in inputs if v.shape is not None for name in _names(v)}
     for name in dims:
         if name not in names:
-            known = ", ".join(map(repr, sorted(names))) or "all are fixed"
-            raise ValueError(f"no input has a dimension {name!r}: {known}")
+            known = f"available: {', '.join(map(repr, sorted(names)))}" if names else "all dimensions are fixed"
+            raise ValueError(f"no input has a dimension {name!r}; {known}")
     return {str(v.name): _random(v, dims, rng) for v in inputs}
 
 

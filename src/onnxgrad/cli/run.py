@@ -47,8 +47,8 @@ def earlier_events(options: Options, files: Files, steps: int) -> list[Event]:
         unfinished = found and files.checkpoint.is_file() and not any(e["event"] == "end" for e in found)
         if unfinished and not options.overwrite:
             raise ValueError(
-                f"{str(files.checkpoint)!r} belongs to a run that did not end: go on with --resume {files.checkpoint}, "
-                "or start anew with --overwrite"
+                f"{str(files.checkpoint)!r} belongs to an unfinished run: continue it with --resume {files.checkpoint}"
+                ", or start over with --overwrite"
             )
         return []
     before: dict[str, Any] = next((e["options"] for e in reversed(found) if e["event"] == "start"), {})
@@ -172,7 +172,7 @@ def _fit(
         )  # fmt: skip
     except Interrupted as stop:
         run_log.write({"event": "stopped", "step": trainer.steps, "why": str(stop)})
-        go_on = f"; to go on: {again}" if stop.saved is not None else ""
+        go_on = f"; to resume: {again}" if stop.saved is not None else ""
         if trainer.ranks.is_first:
             click.echo(f"onnxgrad: {stop}{go_on}", err=True)
         raise click.exceptions.Exit(128 + signal.Signals[stop.signal]) from None
@@ -180,7 +180,7 @@ def _fit(
         run_log.write({"event": "stopped", "step": trainer.steps, "why": str(error)})
         raise Failed(str(error)) from None
     except OSError as error:  # the disk is full, or gone
-        raise Failed(f"{error}; to go on: {again}" if files.checkpoint.is_file() else str(error)) from None
+        raise Failed(f"{error}; to resume: {again}" if files.checkpoint.is_file() else str(error)) from None
 
 
 @contextlib.contextmanager
@@ -189,7 +189,7 @@ def _or_go_on(again: str) -> Iterator[None]:
         yield
     except (OSError, RuntimeError) as error:  # the disk is full, or onnx refuses the model
         raise Failed(
-            f"the model could not be written: {error}; what was trained is in the checkpoint: {again}"
+            f"the model could not be written: {error}; the checkpoint has the trained weights: {again}"
         ) from None
 
 

@@ -247,7 +247,7 @@ def metrics_by_name(
         metric = build(spec, given)
         if metric.target not in inputs:
             raise ValueError(
-                f"{spec}: its target {metric.target!r} is not an input of model or loss"
+                f"{spec}: its target {metric.target!r} is not an input of the model or the loss"
                 f"{suggestion(metric.target, inputs)}"
             )
         name = name or (spec.kind if spec.kind not in found else text)

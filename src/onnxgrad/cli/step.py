@@ -24,15 +24,24 @@ CONTENTS = {
 
 @command
 @functools.partial(with_options, names=SHARED)
-@click.option("-o", "--output", required=True, type=FILE, metavar="STEP.onnx", help="The step; the rest is beside it.")
-@click.option("--updates", type=AT_LEAST_1, metavar="NUMBER", help="How many updates --schedule and --warmup are for.")
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    type=FILE,
+    metavar="STEP.onnx",
+    help="The step; the other files are written next to it.",
+)
+@click.option(
+    "--updates", type=AT_LEAST_1, metavar="NUMBER", help="Total number of updates, for --schedule and --warmup."
+)
 def step(model: Path, output: Path, updates: int | None, **options: Any) -> None:
-    """Write a training step of MODEL as plain ONNX files, which any onnxruntime runs, with no onnxgrad beside it.
+    """Write a training step of MODEL as plain ONNX files.
 
-    STEP.onnx takes a batch, the learning rate and the state, and gives the loss and the next state: parameters, running
-    statistics, what the optimizer keeps, and the number of updates. STEP.eval.onnx gives loss and predictions,
-    STEP.safetensors has the state to begin with, STEP.model.onnx is the model, with places for the trained weights, and
-    STEP.json says which output feeds which input.
+    Any onnxruntime runs them, without onnxgrad. STEP.onnx takes a batch, the learning rate and the state, and returns
+    the loss and the next state: parameters, running statistics, optimizer state and the number of updates.
+    STEP.eval.onnx returns loss and predictions, STEP.safetensors holds the initial state, STEP.model.onnx is the model
+    with inputs for the trained weights, and STEP.json maps outputs to inputs.
 
     \b
     onnxgrad step model.onnx --loss cross-entropy:logits --optimizer adamw --lr 1e-3 -o step.onnx

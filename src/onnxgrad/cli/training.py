@@ -40,115 +40,125 @@ class Options:
 
     model: Path
     config: Annotated[Path | None, option(
-        "Settings from a file, under these names; the command line wins.", "FILE.toml",
+        "Read settings from a file, with the names of these options; the command line takes precedence.", "FILE.toml",
         is_eager=True, callback=use_config)]
     output: Annotated[Path, option(
-        "The trained model; or its adapters alone, if that is a folder, a .safetensors or an .onnx_adapter file.",
+        "The trained model. A folder, a .safetensors or an .onnx_adapter file gets the LoRA adapters alone.",
         "FILE.onnx", "-o", required=True)]
     data: Annotated[Path, option(
         "Examples with the inputs of the model and every target: a table (.csv, .tsv, .parquet, .jsonl), arrays (.npz, "
-        "a folder of .npy), a text (.txt), a folder with a folder of images for each class, or a Hugging Face dataset "
+        "a folder of .npy), text (.txt), a folder with a subfolder of images for each class, or a Hugging Face dataset "
         "on disk.", "FILE|FOLDER", required=True)]
     val: Annotated[str | None, option(
-        "Examples to validate with after each epoch, or the share of --data to hold out for it (0.1); by default the "
-        "folder val/ of --data, if there is one.", "FILE|SHARE")]
-    stratify: Annotated[bool, option("Hold out the same share of each class.")]
+        "Validation examples, or the share of --data to hold out for validation, for example 0.1; by default the "
+        "subfolder val/ of --data, if it exists.", "FILE|SHARE")]
+    stratify: Annotated[bool, option("Hold out the same share of every class.")]
     columns: Annotated[Sequence[str], option(
-        "The columns of a table that an input or target is made of, patterns allowed; by default those that are left. "
-        "Repeatable.", "NAME=COLUMN,…")]
-    image_size: Annotated[str | None, option("Of images, where the model leaves it open: 224, or 480x640.", "PIXELS")]
+        "Columns of a table that form an input or target; patterns are allowed. By default an input takes all "
+        "remaining columns. Repeatable.", "NAME=COLUMN,…")]
+    image_size: Annotated[str | None, option("Image size, where the model leaves it open: 224, or 480x640.", "PIXELS")]
     normalize: Annotated[str | None, option(
-        "Which numbers stand for colors: imagenet, 0..1, -1..1, 0..255 or MEANS/DEVIATIONS, with commas between those "
-        "of channels; by default imagenet for three channels.", "KIND")]
-    augment: Annotated[str | None, option("Change images at random: flip, crop, color, rotate.", "NAME,…")]
-    tokenizer: Annotated[Path | None, option("The tokenizer.json for data that is text.", "FILE")]
+        "Normalization of images: imagenet, 0..1, -1..1, 0..255 or MEANS/DEVIATIONS with a comma between channels; by "
+        "default imagenet for three channels.", "KIND")]
+    augment: Annotated[str | None, option("Random image augmentations: flip, crop, color, rotate.", "NAME,…")]
+    tokenizer: Annotated[Path | None, option("The tokenizer.json for text.", "FILE")]
     length: Annotated[int | None, option(
-        "The most tokens of an example, or those of a chunk of a text.", "TOKENS", type=AT_LEAST_1)]
+        "Maximum number of tokens in an example, or in a chunk of a .txt file.", "TOKENS", type=AT_LEAST_1)]
     workers: Annotated[int, option(
-        "Processes that read examples ahead of the step; the numbers stay the same.", type=AT_LEAST_0, default=0)]
+        "Number of processes that load examples in the background; results do not depend on it.",
+        type=AT_LEAST_0, default=0)]
     loss: Annotated[Sequence[str], option(
-        "KINDS of an output, with settings: 'mse:y:target=z:weight=0.5'. Or an output that is the loss. Repeatable: "
-        "they are added.", "KIND:OUTPUT", cls=KindsOption, required=True)]
+        "KINDS of an output, with settings: 'mse:y:target=z:weight=0.5'. Or the name of an output that is the loss. "
+        "Repeatable; losses are summed.", "KIND:OUTPUT", cls=KindsOption, required=True)]
     metric: Annotated[Sequence[str], option(
         "KINDS, measured on --val: 'accuracy:logits:top=5'. Repeatable.", "KIND[:OUTPUT]", cls=KindsOption)]
     class_weights: Annotated[str | None, option(
-        "Weigh the classes of the loss so that all count the same.", "[balanced]", type=click.Choice(["balanced"]))]
+        "Weight the classes of the loss by their inverse frequency.", "[balanced]", type=click.Choice(["balanced"]))]
     new_head: Annotated[int | None, option(
-        "A new last layer for so many classes in place of the one before the output that --loss is of; '--trainable "
-        "head' trains it alone.", "CLASSES", type=AT_LEAST_1)]
-    epochs: Annotated[int, option("How often to go through the examples.", type=AT_LEAST_1, default=1)]
-    batch_size: Annotated[int, option("Examples in a batch.", type=AT_LEAST_1, default=32)]
-    drop_last: Annotated[bool, option("Leave out a last batch that is smaller than the others.")]
-    no_shuffle: Annotated[bool, option("Take the examples in their order.")]
+        "Replace the last layer before the output of --loss with a new one for this number of classes; '--trainable "
+        "head' trains only the new layer.", "CLASSES", type=AT_LEAST_1)]
+    epochs: Annotated[int, option("Number of passes over the examples.", type=AT_LEAST_1, default=1)]
+    batch_size: Annotated[int, option("Number of examples in a batch.", type=AT_LEAST_1, default=32)]
+    drop_last: Annotated[bool, option("Drop the last batch if it is smaller than the others.")]
+    no_shuffle: Annotated[bool, option("Keep the examples in their order.")]
     optimizer: Annotated[str, option(
         "KINDS, with settings: 'adamw:betas=0.9,0.95'.", "KIND", cls=KindsOption, default="adamw")]
-    lr: Annotated[float | None, option("Learning rate; by default the optimizer's.", type=NOT_NEGATIVE)]
-    weight_decay: Annotated[float | None, option("By default the optimizer's.", type=NOT_NEGATIVE)]
-    momentum: Annotated[float | None, option("Of the optimizers that have it.", type=NOT_NEGATIVE)]
+    lr: Annotated[float | None, option("Learning rate; by default that of the optimizer.", type=NOT_NEGATIVE)]
+    weight_decay: Annotated[float | None, option("Weight decay; by default that of the optimizer.", type=NOT_NEGATIVE)]
+    momentum: Annotated[float | None, option("Momentum, for optimizers that have it.", type=NOT_NEGATIVE)]
     group: Annotated[Sequence[str], option(
-        "Other settings for parameters of some names: '*.bias:weight-decay=0', 'encoder.*:lr-factor=0.1'. Repeatable.",
+        "Settings for parameters that match a pattern: '*.bias:weight-decay=0', 'encoder.*:lr-factor=0.1'. Repeatable.",
         "PATTERN:NAME=VALUE")]
     layer_decay: Annotated[float | None, option(
-        "Factor of the learning rate for each layer between a parameter and the model's end.", "FACTOR",
+        "Factor that multiplies the learning rate once for each layer between a parameter and the end of the model.",
+        "FACTOR",
         type=click.FloatRange(0, 1, min_open=True))]
     schedule: Annotated[str, option(
-        "Of the learning rate: KINDS, with settings: 'step:every=500'.", "KIND", cls=KindsOption, default="constant")]
+        "Learning rate schedule: KINDS, with settings: 'step:every=500'.", "KIND", cls=KindsOption, default="constant")]
     warmup: Annotated[float | None, option(
-        "How long the learning rate grows to its full value; under 1 a share of all updates.", "UPDATES|SHARE",
+        "Number of updates, or below 1 the share of all updates, in which the learning rate rises to its full value.",
+        "UPDATES|SHARE",
         type=NOT_NEGATIVE)]
     find_lr: Annotated[bool, option(
-        "Try learning rates instead of training: shows the loss at each of them, and suggests one.")]
+        "Try a range of learning rates instead of training, show the loss at each, and suggest one.")]
     trainable: Annotated[Sequence[str], option(
-        "What to train; by default all parameters, as `onnxgrad inspect` shows them; 'head' is a new head. Repeatable.",
+        "Weights to train; by default all parameters that `onnxgrad inspect` shows; 'head' is a new head. Repeatable.",
         "PATTERN")]
-    freeze: Annotated[Sequence[str], option("Parameters and statistics to leave as they are. Repeatable.", "PATTERN")]
+    freeze: Annotated[Sequence[str], option(
+        "Parameters and running statistics to keep unchanged. Repeatable.", "PATTERN")]
     freeze_statistics: Annotated[bool, option(
-        "BatchNormalization whose weights are not trained keeps its statistics and normalizes with them.")]
+        "Freeze the running statistics of BatchNormalization layers whose weights are frozen, and normalize "
+        "with them.")]
     lora: Annotated[Sequence[str], option(
-        "Put LoRA adapters beside these weights and train them alone, and what --trainable names: '*query*|*value*'. "
-        "Repeatable.", "PATTERN")]
-    lora_rank: Annotated[int | None, option("Of the adapters; by default 8.", type=AT_LEAST_1)]
+        "Add LoRA adapters to these weights, and train only the adapters and what --trainable selects: "
+        "'*query*|*value*'. Repeatable.", "PATTERN")]
+    lora_rank: Annotated[int | None, option("Rank of the adapters; by default 8.", type=AT_LEAST_1)]
     lora_alpha: Annotated[float | None, option(
-        "Adapters are multiplied by alpha / rank; by default 16.", type=POSITIVE)]
-    clip_norm: Annotated[float | None, option("Bound of the gradient's norm, over all parameters.", type=POSITIVE)]
-    clip_value: Annotated[float | None, option("Bound of every number in the gradient.", type=POSITIVE)]
-    accumulate: Annotated[int, option("Batches averaged for one update.", type=AT_LEAST_1, default=1)]
+        "The adapters are scaled by alpha / rank; by default 16.", type=POSITIVE)]
+    clip_norm: Annotated[float | None, option("Maximum norm of the gradient over all parameters.", type=POSITIVE)]
+    clip_value: Annotated[float | None, option(
+        "Maximum absolute value of each element of the gradient.", type=POSITIVE)]
+    accumulate: Annotated[int, option(
+        "Number of batches whose gradients are averaged for one update.", type=AT_LEAST_1, default=1)]
     ema: Annotated[float | None, option(
-        "Keep a moving average of the parameters (0.999): validation and the written model use it.", "DECAY",
+        "Decay of an exponential moving average of the parameters, for example 0.999. Validation and the written model "
+        "use the average.", "DECAY",
         type=click.FloatRange(0, 1, min_open=True, max_open=True))]
     seed: Annotated[int, option(
-        "Of the examples' order, of --val, of Dropout and of a new head.", type=AT_LEAST_0, default=0)]
-    device: Annotated[str, option("Where to compute.", "[cpu|cuda]", type=click.Choice(["cpu", "cuda"]), default="cpu")]
+        "Random seed of the order of examples, the split of --val, Dropout and a new head.", type=AT_LEAST_0,
+        default=0)]
+    device: Annotated[str, option(
+        "Device to train on.", "[cpu|cuda]", type=click.Choice(["cpu", "cuda"]), default="cpu")]
     precision: Annotated[str, option(
-        "Of products and, on a GPU, convolutions; fp16 is for GPUs.", "[float32|bf16|fp16]",
+        "Precision of matrix products and, on a GPU, convolutions; fp16 needs a GPU.", "[float32|bf16|fp16]",
         type=click.Choice(["float32", "bf16", "fp16"]), default="float32")]
     recompute: Annotated[Sequence[str], option(
-        "Compute again instead of keeping it until the gradients are computed: 'steps', all but about √n states of a "
-        "Loop or Scan of n steps; with 'blocks', or patterns of node or scope names, also the activations in those. "
+        "Save memory by computing values again in the backward pass: 'steps' keeps about √n states of a Loop or Scan "
+        "of n steps; 'blocks', or patterns of node or scope names, also recompute the activations of those blocks. "
         "Repeatable.", "steps|blocks|PATTERN")]
     shard_optimizer: Annotated[bool, option(
-        "Under mpiexec or torchrun: each process keeps a shard of the optimizer's state instead of all of it.")]
-    checkpoint: Annotated[Path | None, option("File to resume from; by default beside the output.", "FILE")]
+        "Shard the optimizer state over the processes of mpiexec or torchrun.")]
+    checkpoint: Annotated[Path | None, option("Checkpoint to write; by default next to the output.", "FILE")]
     save_every: Annotated[int | None, option(
-        "Write the checkpoint within epochs, too, not only after them.", "UPDATES", type=AT_LEAST_1)]
-    keep_best: Annotated[bool, option("Write the model of the best epoch: that with the least loss on --val.")]
+        "Also write the checkpoint every UPDATES updates, not only after each epoch.", "UPDATES", type=AT_LEAST_1)]
+    keep_best: Annotated[bool, option("Write the model of the best epoch, by --monitor.")]
     early_stopping: Annotated[int | None, option(
-        "Stop after so many epochs in a row that were no better than the best one.", "EPOCHS", type=AT_LEAST_1)]
+        "Stop after this many epochs without improvement.", "EPOCHS", type=AT_LEAST_1)]
     monitor: Annotated[str | None, option(
-        "What --keep-best and --early-stopping go by, as the table names it: 'accuracy'. By default the loss.",
+        "The metric for --keep-best and --early-stopping, by its name in the table; by default the validation loss.",
         "METRIC")]
-    resume: Annotated[Path | None, option("Go on from a checkpoint, with the same settings.", "FILE")]
+    resume: Annotated[Path | None, option("Resume from a checkpoint, with the same settings.", "FILE")]
     overwrite: Annotated[bool, option(
-        "Start anew although there is a checkpoint to resume; write over MODEL itself, if -o says so.")]
+        "Start over although an unfinished checkpoint exists; allow -o to name MODEL itself.")]
     metrics: Annotated[str | None, option(
-        "A line of JSON for every update; by default beside the output; 'none' for none.", "FILE.jsonl")]
+        "Log with a line of JSON for every update; by default next to the output; 'none' disables it.", "FILE.jsonl")]
     plot: Annotated[str | None, option(
-        "Plot of the losses, .svg or .png; by default beside the output; 'none' for none.", "FILE.svg")]
+        "Plot of the losses, .svg or .png; by default next to the output; 'none' disables it.", "FILE.svg")]
     report: Annotated[Path | None, option(
-        "A page to look at the run in a browser, complete in one file: curves, norms of gradients by layer, the "
-        "examples of --val with the highest loss.", "FILE.html")]
-    tensorboard: Annotated[Path | None, option("Where to write event files for TensorBoard.", "FOLDER")]
-    quiet: Annotated[bool, option("Print nothing but errors.")]
+        "Report for the browser in one file: curves, gradient norms by layer, and the validation examples with the "
+        "highest loss.", "FILE.html")]
+    tensorboard: Annotated[Path | None, option("Folder for TensorBoard event files.", "FOLDER")]
+    quiet: Annotated[bool, option("Print only errors.")]
 # fmt: on
 
 
@@ -177,11 +187,11 @@ def _decorator(name: str, hint: Any) -> Callable[..., Any]:
 @command
 @with_options
 def train(**options: Any) -> None:
-    """Train MODEL on the examples of a file and write it with the trained weights.
+    """Train MODEL on examples, and write the trained model.
 
-    Everything is checked before training starts. The state is saved after every epoch. Ctrl-C saves it as well and
-    says how to go on: a resumed run gives the same numbers as one that was never stopped. Started by mpiexec or
-    torchrun, all processes train together, each on its slice of every batch.
+    All settings are checked before training starts. A checkpoint is written after every epoch. Ctrl-C writes it too,
+    and prints the command that resumes: a resumed run computes the same numbers as an uninterrupted one. Under mpiexec
+    or torchrun all processes train together, each on its slice of every batch.
 
     \b
     onnxgrad train model.onnx --data train.npz --loss cross-entropy:logits --epochs 3 --lr 1e-3 -o trained.onnx

@@ -5,10 +5,11 @@ from onnxgrad.cli.group import command
 
 @command
 def warmup() -> None:
-    """Compile all kernels for this machine now, which else happens when each is first needed.
+    """Compile all kernels for this machine ahead of time.
 
-    They are kept beside the package or, where that is read-only, in the user's cache folder. It is for images of
-    containers, and for processors that the kernels of the wheel are not made for.
+    Otherwise each kernel is compiled when it is first needed. Compiled kernels are stored next to the package or, where
+    that is read-only, in the user's cache folder. Use it in container images, and on processors for which the wheel
+    ships no kernels.
 
     \b
     RUN pip install onnxgrad[cpu] && onnxgrad warmup

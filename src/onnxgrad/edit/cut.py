@@ -70,7 +70,9 @@ def _inside(draft: Draft, known: Mapping[str, ir.Value], argument: str, name: st
     if node is not None:
         way_out = f"; did you mean its result, {node.outputs[0].name!r}?"
     elif any(v.name == name for n in draft.graph.all_nodes() for v in n.outputs):
-        raise ValueError(f"{draft.caller}: {argument} names {name!r}, which is inside a subgraph, where nothing is cut")
+        raise ValueError(
+            f"{draft.caller}: {argument} names {name!r}, which is inside a subgraph, which cut() does not support"
+        )
     else:
         way_out = suggestion(name, inside)
     raise ValueError(f"{draft.caller}: {argument} names {name!r}, which is not a value of the model{way_out}")
@@ -85,7 +87,7 @@ def _input(draft: Draft, known: Mapping[str, ir.Value], name: str) -> ir.Value:
     value = _inside(draft, known, "inputs", name)
     if known[name].type is None:
         raise ValueError(
-            f"{draft.caller}: the type of {name!r} is not known, so that it cannot be an input: declare it in the "
+            f"{draft.caller}: the type of {name!r} is not known, which an input needs: declare it in the "
             "model's value_info"
         )
     given = ir.Value(name=name, type=known[name].type, shape=named_dims(known[name]))

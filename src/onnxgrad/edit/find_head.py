@@ -114,7 +114,7 @@ def _head(draft: Draft, known: Mapping[str, ir.Value], node: ir.Node, at: int) -
     if weight_axis is None:
         raise ValueError(
             f"{draft.caller}: the last weights are those of {_named(node)}, expected MatMul, Gemm or a convolution: "
-            "onnxgrad.join() puts a head behind it"
+            "append a head with onnxgrad.join()"
         )
     data, weight = node.inputs[1 - at], node.inputs[at]
     assert data is not None and weight is not None

@@ -44,7 +44,7 @@ def lora(
     _expect(rank, alpha, dropout)
     loaded = loaded_for_adapters(model, "lora", dropout)
     if adapters_of(loaded):
-        raise ValueError("lora: the model has adapters already: train these, or fold them in first (merge_lora)")
+        raise ValueError("lora: the model has adapters already: train these, or merge them first (merge_lora)")
     chosen = choose(find_targets(loaded.graph), targets, rank, "lora")
     adapters = []
     for number, target in enumerate(chosen):

@@ -28,7 +28,10 @@ def merge_lora(model: Any) -> Any:
     expect_weights(loaded, "merge_lora")
     adapters = adapters_of(loaded)
     if not adapters:
-        raise ValueError("merge_lora: the model has no adapters, expected one that lora() made, or training one of its")
+        raise ValueError(
+            "merge_lora: the model has no adapters, expected a model from lora(), or one exported "
+            "after training such a model"
+        )
     for adapter in adapters:
         _merge(loaded.graph, adapter)
     note_adapters(loaded, [])
@@ -127,7 +130,7 @@ def _dequantized(node: ir.Node, adapter: Adapter, product: Array) -> dict[ir.Val
     computed = any(v is not None and t is None for v, t in zip(inputs, tensors, strict=True))
     if computed or weight.dtype.name not in _WHOLE:
         why = "scales are computed" if computed else f"numbers are {weight.dtype.name.lower()}, expected integers"
-        raise ValueError(f"merge_lora: the weight of {adapter.module!r} cannot be quantized anew: its {why}")
+        raise ValueError(f"merge_lora: the weight of {adapter.module!r} cannot be quantized again: its {why}")
     levels, scales = weight.numpy(), scale.numpy()
     axis = node.attributes.get_int("axis", 1) % max(levels.ndim, 1)
     size = node.attributes.get_int("block_size", 0)

@@ -62,7 +62,9 @@ def quantize(
     if activations is not None and activations not in ACTIVATIONS:
         raise ValueError(f"quantize: activations is {activations!r}, expected None or one of {listed(ACTIVATIONS)}")
     if activations is not None and data is None:
-        raise ValueError("quantize: activations are measured on data, expected some, or None for `activations`")
+        raise ValueError(
+            "quantize: data is missing: activations are calibrated on it; activations=None quantizes weights alone"
+        )
     if isinstance(block_size, bool) or not isinstance(block_size, int) or block_size < 1:
         raise ValueError(f"quantize: block_size is {block_size!r}, expected a number of weights")
     loaded = load(model, "quantize")

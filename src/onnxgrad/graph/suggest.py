@@ -7,13 +7,13 @@ MOST_LISTED = 12
 
 
 def suggestion(name: str, names: Iterable[str]) -> str:
-    """`; did you mean 'logits'?`, or what there is to choose from."""
+    """`; did you mean 'logits'?`, or the names that exist."""
     known = list(names)
     lower = {n.lower(): n for n in reversed(known)}
     close = difflib.get_close_matches(name.lower(), lower, n=1)
     if close:
         return f"; did you mean {lower[close[0]]!r}?"
-    return f": {listed(known)}" if known else ""
+    return f"; available: {listed(known)}" if known else ""
 
 
 def listed(names: Iterable[str]) -> str:

@@ -78,7 +78,7 @@ class Request:
 
     def lacks(self, name: str, there: str) -> ValueError:
         """The sentence for an input that nothing in the file is for."""
-        return self.error(f"lacks {name!r}, an input of model or loss{there}")
+        return self.error(f"lacks {name!r}, an input of the model or the loss{there}")
 
 
 def expect_taken(request: Request, what: str, takes: Sequence[str]) -> None:

@@ -89,7 +89,7 @@ class Assembly:
         unknown = next((n for n in request.settings.columns if request.fields is not None and n not in known), None)
         if unknown is not None:
             raise ValueError(
-                f"{request.subject}: columns names {unknown!r}, which is not an input of model or loss"
+                f"{request.subject}: columns names {unknown!r}, which is not an input of the model or the loss"
                 f"{suggestion(unknown, known[:-1])}"
             )
         self.classes: dict[str, Sequence[str]] = {}
@@ -126,7 +126,7 @@ class Assembly:
             column = self._label(free, len(missing) == 1, needed) if target.name.lower() in LABELS else None
             if column is None:
                 there = suggestion(target.name, names)
-                way_out = "" if there.startswith(";") else f"; say which, as in columns {target.name}={names[-1]}"
+                way_out = "" if "did you mean" in there else f"; say which, as in columns {target.name}={names[-1]}"
                 raise request.lacks(target.name, there + way_out)
             made_of[target.name] = [column]
             free.remove(column)
@@ -155,7 +155,7 @@ class Assembly:
             raise request.lacks(first.name, f", and {missing[1].name!r}: {say}")
         if first.numbers is not None and len(free) != first.numbers and not self._fits_list(first, free):
             close = suggestion(first.name, free)
-            if len(free) < first.numbers and close.startswith(";"):
+            if len(free) < first.numbers and "did you mean" in close:
                 raise request.lacks(first.name, close)
             raise request.error(
                 f"has {len(free)} column{'s' * (len(free) > 1)} for {first.name!r}, which takes {first.numbers}: "

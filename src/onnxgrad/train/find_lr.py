@@ -68,7 +68,7 @@ def expect_range(lowest: float, highest: float, steps: int, lr: float) -> None:
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 5:
         raise ValueError(f"find_lr: steps is {steps!r}, expected a number of at least 5")
     if not lr:
-        raise ValueError("find_lr: the optimizer's lr is 0, so that no schedule can raise it: give it any other one")
+        raise ValueError("find_lr: the optimizer's lr is 0, which no schedule can raise: give it another value")
 
 
 def find_lr(

@@ -165,7 +165,7 @@ def _epoch(
         _see(unseen, options, position, progress)
     if not position.batches:
         raise on_every_rank(
-            ValueError("fit: there are no batches; give a list or Batches, an iterator is used up after one epoch")
+            ValueError("fit: there are no batches; give a list or Batches, since an iterator ends after one epoch")
         )
     trainer.expect_no_drift()
     with progress.doing("validating"):

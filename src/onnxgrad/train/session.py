@@ -67,7 +67,7 @@ class Session:
             raise RuntimeError(f"{caller}: onnxruntime refuses the graph to be run: {one_line(error)}") from error
         if device.name == "cuda" and "CUDAExecutionProvider" not in self._session.get_providers():
             raise RuntimeError(
-                f"{caller}: onnxruntime could not start its CUDA provider: its warnings say which library is missing"
+                f"{caller}: onnxruntime could not start its CUDA provider: its warnings name the missing library"
             )
         self._read, self._kept = inputs, [weights, values]  # onnxruntime has their addresses
         self._device, self._validate = device, validate

@@ -168,7 +168,7 @@ REFUSED = {
         "TrainingStoppedError: step 2: the loss is nan: the batch's x is nan in example 7, at [7, 0, 0, 0]; "
         "the parameters are those before the step; the state before it is in '{folder}/nan.safetensors'",
     "no_batches":
-        "ValueError: fit: there are no batches; give a list or Batches, an iterator is used up after one epoch",
+        "ValueError: fit: there are no batches; give a list or Batches, since an iterator ends after one epoch",
     "no_folder":
         "FileNotFoundError: fit: '/no/folder' does not exist, so no checkpoint can be written there",
     "nothing_to_restore":

@@ -10,12 +10,12 @@ from onnxgrad.cli.group import command
 @command
 @click.argument("log", type=click.Path(path_type=Path), metavar="RUN.jsonl")
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE.html",
-              help="The page; by default beside the log.")  # fmt: skip
+              help="The page; by default next to the log.")  # fmt: skip
 def report(log: Path, output: Path | None) -> None:
-    """Write the log of a run as a page to look at in a browser, complete in one file.
+    """Write a report of a run as one page for the browser.
 
-    The log may be of a run that is still at work, was stopped, or has ended. Norms by layer and the examples gone wrong
-    are in logs of `onnxgrad train --report`.
+    RUN.jsonl is the log of a run that is still running, was stopped, or has finished. Gradient norms by layer and the
+    examples with the highest loss are in the logs of `onnxgrad train --report`.
 
     \b
     onnxgrad report trained.jsonl

@@ -24,7 +24,7 @@ def read(request: Request) -> Source:
     """The images of all classes; a model is what says how they are read."""
     pillow(request)
     if request.fields is None:
-        raise request.error("is a folder of images, which is read for a model: onnxgrad.sources.read(…, model, loss)")
+        raise request.error("is a folder of images, which needs a model: onnxgrad.sources.read(…, model, loss)")
     by_class = {folder.name: _pictures(folder) for folder in _folders(request.path)}
     empty = next((name for name, found in by_class.items() if not found), None)
     if empty is not None:

@@ -12,7 +12,7 @@ TAKES = ("tokenizer", "length")
 def read(request: Request) -> Source:
     """The chunks of a text."""
     if request.settings.tokenizer is None or request.fields is None:
-        raise request.error("is text, which is read for a model with a tokenizer, a tokenizer.json of its own")
+        raise request.error("is text, which needs a model and its tokenizer, a tokenizer.json")
     try:
         return from_chunks(request)
     except UnicodeDecodeError as error:
