@@ -143,7 +143,7 @@ class Trainer:
         self._callbacks: Callbacks | None = None  # of a fit() at work
         self._callback_states: dict[str, Any] = {}  # of one that a checkpoint was saved by
         self._slicer = BatchSlicer(ranks, loss) if isinstance(ranks, Ranks) else None
-        use_amx = all(ranks.all_gather(self._device.has_amx))
+        own_products = all(ranks.all_gather(self._device.own_products))
         group = ranks.group if isinstance(ranks, Ranks) else None
         with without_garbage_collection():
             prepared = prepare_for_training(self._load(), "Trainer")
@@ -159,7 +159,7 @@ class Trainer:
                 loss,
                 Selection(trainable, freeze, freeze_statistics),
                 group,
-                use_amx,
+                own_products,
                 device == "cpu",
                 precision,
                 recompute,
