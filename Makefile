@@ -25,16 +25,9 @@ ON_A_GPU := tests/ops tests/cuda tests/test_golden.py
 interpreter: .venv/ready
 	TRITON_INTERPRET=1 ONNXGRAD_TEST_DEVICE=interpreter $(PY) -m pytest --numprocesses 2 $(ON_A_GPU)
 
-# Half types as on a processor with AVX2 alone, whose kernels are compiled with smaller vectors: NumPy, torch, oneDNN, MKL
-# and Numba leave the newer instructions alone. onnxruntime has no such switch.
-avx2: export NUMBA_CPU_NAME := haswell
-avx2: export NUMBA_CPU_FEATURES := +64bit,+avx,+avx2,+bmi,+bmi2,+cx16,+f16c,+fma,+lzcnt,+movbe,+popcnt,+sse4.2
-avx2: export NPY_DISABLE_CPU_FEATURES := X86_V4 AVX512_ICL AVX512_SPR
-avx2: export ATEN_CPU_CAPABILITY := avx2
-avx2: export ONEDNN_MAX_CPU_ISA := AVX2
-avx2: export MKL_ENABLE_INSTRUCTIONS := AVX2
+# Half types as on a processor with AVX2 alone, whose kernels are compiled with smaller vectors.
 avx2: .venv/ready
-	$(PY) -m pytest --numprocesses 2 --dist loadfile tests/ops --part halves
+	$(PY) -m bench.avx2 pytest --numprocesses 2 --dist loadfile tests/ops --part halves
 
 # Types, attributes, optional inputs that another onnxruntime may treat in another way: each once, not in every mixture.
 oldest: .venv/ready .oldest/ready

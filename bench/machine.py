@@ -1,14 +1,17 @@
 """The machine that figures come from."""
 
+import os
 import platform
 import re
 from importlib import metadata
 from pathlib import Path
 
 import onnxgrad
+from bench.avx2 import ALONE
 
 # The widest instructions that kernels here and there make use of, widest first: the system's name and a reader's.
 INSTRUCTIONS = {"amx_tile": "AMX", "avx512f": "AVX-512", "avx2": "AVX2"}
+AVX2_ALONE = "AVX2 alone"  # as bench/avx2.py makes a processor that has more
 
 
 def _told(field: str) -> str:
@@ -26,7 +29,10 @@ def description() -> str:
 
 def processor() -> str:
     """The kind of its processor, whose figures have tables of their own: "Intel Xeon, AMX"."""
-    return kind(_told("model name") or platform.machine(), _told("flags").split())
+    model = _told("model name") or platform.machine()
+    if ALONE.items() <= os.environ.items():
+        return f"{kind(model, [])}, {AVX2_ALONE}"
+    return kind(model, _told("flags").split())
 
 
 def kind(model: str, flags: list[str]) -> str:

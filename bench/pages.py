@@ -15,6 +15,7 @@ from bench import (
     results,
     sessions,
     step_files,
+    threads,
     training_report,
 )
 
@@ -32,6 +33,7 @@ def _pages() -> dict[Path, dict[str, str]]:
             "ort_training": ort_training.CONTEST.tables(results.read(results.ARTIFACTS)),
             "precision": precision.CONTEST.tables(results.read(results.PRECISION)),
             "step_files": step_files.CONTEST.tables(results.read(results.STEP_FILES)),
+            "threads": threads.tables(results.read(results.THREADS)),
             "cuda_training": cuda_training.table(),
             "pauses": pauses.table(results.read(results.PAUSES)),
             "operators": report.operators(results.read(results.OPERATORS)),

@@ -11,11 +11,11 @@ from bench import machine
 from bench.measure import Timing
 
 FOLDER = Path(__file__).parent
-OPERATORS, TRAINING, SESSIONS, PAUSES, BUILDING, MODELS, ARTIFACTS, PRECISION, STEP_FILES, FIRST_USE, PROFILE = (
+OPERATORS, TRAINING, SESSIONS, PAUSES, BUILDING, MODELS, ARTIFACTS, PRECISION, STEP_FILES, FIRST_USE, PROFILE, THREADS = (
     FOLDER / f"{name}.csv"
     for name in (
         "results", "training", "sessions", "pauses", "building", "models", "ort_training", "precision", "step_files",
-        "first_use", "step_profile",
+        "first_use", "step_profile", "threads",
     )
 )  # fmt: skip
 BUSY = "other processes used"  # how the note of a row opens that was measured in company

@@ -2,7 +2,8 @@
 
 Every side trains in a process of its own, from the same weights on the same batch; where the losses of the first steps
 differ, nothing is timed. Sides alternate between runs of at least 100 steps on end, of which every step is timed. Peak
-memory is that of one more process.
+memory is that of one more process. Beside them stands the floor (bench/step_floor.py). `python -m bench.avx2
+bench.training` measures the same as on a processor with AVX2 alone.
 """
 
 import platform
@@ -16,7 +17,8 @@ import numpy as np
 from rich.console import Console
 
 import onnxgrad
-from bench import results, training_report
+from bench import results, step_floor, training_report
+from bench.cases import FLOOR
 from bench.measure import time_sides
 from bench.peers import ORT_TRAINING, OURS, TORCH, CannotRunError, Side
 from bench.peers.ort_training_peer import OrtTrainingPeer
@@ -57,9 +59,11 @@ class Contest:
         """Losses, time and, where there is time for it, memory of each side."""
         case.write(self._folder)
         rows = {
-            side: new_row(case.name, case.work, "float32", side, self._versions) for side in (OURS, ORT_TRAINING, TORCH)
+            side: new_row(case.name, case.work, "float32", side, self._versions)
+            for side in (OURS, ORT_TRAINING, TORCH, FLOOR)
         }
         rows[ORT_TRAINING].note = self._without
+        self._measure_floor(case, rows[FLOOR])
         sides = self._sides(case, rows)
         neighbours = Neighbours()
         for side, timing in time_sides(sides, QUICK if self._is_quick else FULL).items():
@@ -88,6 +92,11 @@ class Contest:
             if worst > CLOSE:
                 raise DifferentLossesError(f"{case.work}: the losses of {side} and {TORCH} differ by {worst:.1e}")
         return sides
+
+    def _measure_floor(self, case: TrainingCase, row: Row) -> None:
+        work = step_floor.work_of(case.module(case.full), case.batch(case.full))
+        speed = step_floor.speed_of(self._processes, self._threads)
+        row.median_ms, row.note = speed.milliseconds(work), speed.describe(work)
 
     def _measure_memory(self, case: TrainingCase, rows: dict[str, Row]) -> None:
         for side, process in self._processes.items():

@@ -4,6 +4,9 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
+from bench import step_floor
+from bench.cases import FLOOR
+from bench.machine import AVX2_ALONE
 from bench.peers import ORT_TRAINING, OURS, TORCH
 from bench.report import (
     NOTHING,
@@ -52,7 +55,7 @@ def training(rows: Sequence[Row]) -> str:
 
 def training_short(rows: Sequence[Row]) -> str:
     """For README.md: the processor measured last, medians alone."""
-    measured = next(iter(by_processor(rows).values()))
+    measured = next(rows for name, rows in by_processor(rows).items() if not name.endswith(AVX2_ALONE))
     columns = ["training step, float32", "onnxgrad", *headings(measured, PEERS)]
     lines = [[sides[OURS].work, *(_median_time(sides[side], sides[OURS]) for side in (OURS, *PEERS))]
              for sides in by_case(measured)]  # fmt: skip
@@ -76,14 +79,14 @@ def _median_time(row: Row, ours: Row) -> str:
 
 
 def _columns(rows: Sequence[Row]) -> list[str]:
-    return ["training step, float32", "onnxgrad ms", *headings(rows, PEERS), "peak MB", *PEERS, "loss"]
+    return ["training step, float32", "onnxgrad ms", *headings(rows, PEERS), "floor", "peak MB", *PEERS, "loss"]
 
 
 def _lines(rows: Sequence[Row]) -> Lines:
     lines = []
     for sides in by_case(rows):
         ours = sides[OURS]
-        cells = [ours.work, *(step_time(sides[side], ours) for side in (OURS, *PEERS))]
+        cells = [ours.work, *(step_time(sides[side], ours) for side in (OURS, *PEERS)), _floor(sides)]
         lines.append([*cells, *(_memory(sides[side], ours) for side in (OURS, *PEERS)), _losses(sides)])
     return lines
 
@@ -98,6 +101,15 @@ def step_time(row: Row, ours: Row) -> str:
         above, below = f"{above}, {times(many)}", f"{below}, {times(row.best_ms / ours.best_ms)}"
         above = f"**{above}**" if many < 1 else above
     return f"{above}<br>{below}"
+
+
+def _floor(sides: Sides) -> str:
+    """ "220, 1.2×": the floor, and how many times the floor our step takes."""
+    row, ours = sides.get(FLOOR), sides[OURS]
+    many = ratio(ours, row)
+    if row is None or row.median_ms is None or many is None:
+        return NOTHING
+    return f"{milliseconds(row.median_ms)}, × {many:.2f}"
 
 
 def _memory(row: Row, ours: Row) -> str:
@@ -118,8 +130,22 @@ def _legend(rows: Sequence[Row]) -> str:
         f"{step_legend()} **Bold**: better than onnxgrad. Peak memory of building and five steps, besides what the "
         "libraries hold. Loss of the fifth step: onnxgrad's, onnxruntime-training's and PyTorch's, once where they are "
         "the same.",
+        *_floor_legend(rows),
     ]
     return "  \n".join([*sentences, *_notes(rows), origin(rows, "python -m bench.training")])
+
+
+def _floor_legend(rows: Sequence[Row]) -> list[str]:
+    """What the floor is, where there is one, and of what it was made."""
+    told = [f"{row.work.split(':')[0]}: {row.note}" for row in rows if row.side == FLOOR]
+    if not told:
+        return []
+    return [
+        "Floor: a step whose products run at the machine's peak, the best rate that onnxgrad or PyTorch reaches on one "
+        f"product of {step_floor.SIZE}, and whose other work runs at the speed of a large copy: results of products go "
+        f"through memory {step_floor.PER_RESULT} times, parameters {step_floor.PER_PARAMETER} times; then how many "
+        f"times the floor onnxgrad takes. {'; '.join(told)}."
+    ]
 
 
 def _notes(rows: Sequence[Row]) -> list[str]:
@@ -135,4 +161,6 @@ def _notes(rows: Sequence[Row]) -> list[str]:
     short = [r for r in rows if r.calls is not None and r.calls < RUNS * LONG_RUN]
     if told := [f"{r.calls // RUNS} of {r.work.split(':')[0]} with {r.side}" for r in short if r.calls]:
         found.append(f"Fewer steps a run where one takes more than 100 ms: {', '.join(told)}.")
+    if rows[0].processor.endswith(AVX2_ALONE):
+        found.append("NumPy, PyTorch and onnxgrad leave newer instructions alone; onnxruntime has no such switch.")
     return found + busy(rows)

@@ -1,7 +1,8 @@
 """What is measured is kept by kind of processor, and the pages have what was measured."""
 
 import pytest
-from bench import machine, measure, pages, results
+from bench import avx2, machine, measure, pages, results, step_floor, training_report
+from bench.cases import FLOOR
 from bench.report import by_processor, median
 from bench.results import Row
 
@@ -16,6 +17,29 @@ from bench.results import Row
 )
 def test_the_kind_of_a_processor_is_its_family_and_its_widest_instructions(model, flags, kind):
     assert machine.kind(model, flags.split()) == kind
+
+
+def test_a_processor_whose_newer_instructions_are_left_alone_is_a_kind_of_its_own(monkeypatch):
+    for name, value in avx2.ALONE.items():
+        monkeypatch.setenv(name, value)
+    assert machine.processor().endswith(", AVX2 alone")
+
+
+def test_the_floor_counts_products_results_and_parameters():
+    """3 × 4 · 4 × 5: the input has no gradient, so there are two products of 2 · 60 operations."""
+    torch = pytest.importorskip("torch")
+    batch = {"x": torch.ones(3, 4).numpy(), "target": torch.zeros(3, dtype=torch.int64).numpy()}
+    work = step_floor.work_of(torch.nn.Linear(4, 5), batch)
+    assert work == (2 * 2 * 3 * 4 * 5, 4 * (5 * 15 + 8 * 25))
+    assert step_floor.Speed(flops=240e3, bytes=1100e3).milliseconds(work) == pytest.approx(2.0)
+
+
+def test_the_table_says_how_many_times_the_floor_a_step_takes():
+    sides = ("onnxgrad", "onnxruntime-training", "PyTorch", FLOOR)
+    rows = [Row("A, AVX2 alone", "mlp", "MLP", "float32", s, ms, best_ms=ms) for s, ms in zip(sides, (3, 9, 6, 2.5))]
+    rows[-1].note = "1 GFLOP"
+    table = training_report.training(rows)
+    assert "| 2.5, × 1.20 |" in table and "MLP: 1 GFLOP." in table and "no such switch" in table
 
 
 def test_a_timing_has_the_median_and_where_eight_of_ten_are():

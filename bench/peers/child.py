@@ -114,6 +114,14 @@ class Server:
         step = self._call = step_of(**what)
         return [step() for _ in range(steps)]
 
+    def prepare_floor(self, what: str, threads: int) -> None:
+        """A large product or a large copy."""
+        from bench.step_floor import call_of
+
+        self._call = None
+        self._call = call_of(what, threads)
+        self._call()
+
     def export_model(self, **what: Any) -> None:
         """The file of an architecture."""
         from bench import models

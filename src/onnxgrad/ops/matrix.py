@@ -78,9 +78,9 @@ def permuted_mat_mul(
     permutation that is left out, or empty, changes nothing. float16 and bfloat16 compute in float32 and round once; on
     a GPU, before the bias is added, too.
 
-    Training on a CPU multiplies with it if the processor has AMX. There each float32 number is split into three
-    bfloat16 numbers (the scheme bf16x6), with results as good as those of float32 at up to twice its speed. Numbers
-    below 2⁻¹⁰² lose digits on the way.
+    Training on a CPU multiplies with it if the processor has AVX2, AVX-512 or AMX. With AMX each float32 number is
+    split into three bfloat16 numbers (the scheme bf16x6), with results as good as those of float32 at up to twice its
+    speed. Numbers below 2⁻¹⁰² lose digits on the way.
 
     With the `precision` bfloat16, alpha · A and B are rounded to bfloat16 first if they are float32; sums, bias and
     result stay float32. That is fast on processors with AVX512-BF16.

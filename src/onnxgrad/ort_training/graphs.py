@@ -37,7 +37,9 @@ class Graph(NamedTuple):
     statistics: dict[str, str]  # outputs, by the parameter whose next value they are
 
 
-def training_graph(path: str | os.PathLike[str], parameters: Collection[str], on_cpu: bool, use_amx: bool) -> Graph:
+def training_graph(
+    path: str | os.PathLike[str], parameters: Collection[str], on_cpu: bool, own_products: bool
+) -> Graph:
     """The training model of a file, for a checkpoint with these parameters."""
     draft = Draft(_load(path), "Module")
     inputs = [str(v.name) for v in draft.graph.inputs]
@@ -48,14 +50,14 @@ def training_graph(path: str | os.PathLike[str], parameters: Collection[str], on
     kept = [v for v in draft.graph.outputs if v.name in {*outputs, *gradients.values(), *statistics.values()}]
     draft.graph.outputs.clear()
     draft.graph.outputs.extend(kept)
-    draft.run(_passes(on_cpu, use_amx))
+    draft.run(_passes(on_cpu, own_products))
     given = [name for name in inputs if name not in parameters and name != RESET and not name.endswith(OF_GRADIENTS)]
     return Graph(draft.model, given, outputs, shapes, gradients, statistics)
 
 
 def evaluation_graph(path: str | os.PathLike[str], parameters: Collection[str], on_cpu: bool) -> Graph:
     """The evaluation model of a file."""
-    draft = Draft(load_evaluation(path), "Module").run(_passes(on_cpu, use_amx=False))
+    draft = Draft(load_evaluation(path), "Module").run(_passes(on_cpu, own_products=False))
     graph = draft.graph
     given = [str(v.name) for v in graph.inputs if v.name not in parameters]
     return Graph(draft.model, given, [str(v.name) for v in graph.outputs], _shapes(graph, parameters), {}, {})
@@ -75,12 +77,12 @@ def load_evaluation(path: str | os.PathLike[str]) -> ir.Model:
     return model
 
 
-def _passes(on_cpu: bool, use_amx: bool) -> list[Pass]:
+def _passes(on_cpu: bool, own_products: bool) -> list[Pass]:
     found: list[Callable[[Draft], Any]] = [
         *OLD_GRAPH,
         expand_training,
         drop_dead,
-        *([use_permuted_matmul] if use_amx else []),
+        *([use_permuted_matmul] if own_products else []),
         *([use_depthwise_conv] if on_cpu else []),
         fuse_losses,
         *FOR_SESSIONS,

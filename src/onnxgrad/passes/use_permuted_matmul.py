@@ -1,4 +1,4 @@
-"""The products of a training step as PermutedMatMul, which AMX and GPUs compute fast, and which can round to bfloat16.
+"""The products of a training step as PermutedMatMul, which is fast on x86-64 and GPUs, and can round to bfloat16.
 
 MatMul, Gemm and onnxruntime's FusedMatMul become PermutedMatMul, which takes in the Transposes before and after it,
 factors that are constant numbers, and the Add of a bias.

@@ -83,7 +83,7 @@ class _Mode:
         else:
             to_inference_mode(draft.model)
         fuse_gelu(draft)
-        if Cpu().has_amx:
+        if Cpu().own_products:
             sink_transposes(draft)
         if draft.model.producer_name == PRODUCER:
             statistics = use_sample_variance(Builder(graph), statistics)

@@ -147,7 +147,7 @@ def _for_sessions(device: torch.device) -> Iterator[Callable[[Draft], Any]]:
     yield drop_dead
     yield save_batch_statistics
     place = place_of(device)
-    if place.has_amx:
+    if place.own_products:
         yield use_permuted_matmul
     if place.name == "cpu":
         yield use_depthwise_conv

@@ -28,8 +28,8 @@ class Device(Protocol):
     precisions: Sequence[str]
 
     @property
-    def has_amx(self) -> bool:
-        """Whether AMX is there, on which PermutedMatMul is faster than onnxruntime's MatMul."""
+    def own_products(self) -> bool:
+        """Whether PermutedMatMul is faster than onnxruntime's MatMul, as it is with AMX, AVX-512 and AVX2."""
 
     def zeros(self, length: int, dtype: Any) -> Any:
         """A new vector."""
@@ -81,10 +81,10 @@ class Cpu:
     precisions: Sequence[str] = ("float32", "bf16")  # processors compute no faster in fp16
 
     @property
-    def has_amx(self) -> bool:
-        from onnxgrad.cpu.core.matmul.amx import has_amx  # imported here because it loads Numba
+    def own_products(self) -> bool:
+        from onnxgrad.cpu.core.levels import has_feature  # imported here because it loads Numba
 
-        return has_amx()
+        return has_feature("avx2") and has_feature("fma")
 
     def zeros(self, length: int, dtype: Any) -> Array:
         itemsize = np.dtype(dtype).itemsize
@@ -146,7 +146,7 @@ class Cuda:
 
     name = "cuda"
     chunk = 1 << 12  # as cuda/core/optimizers.py has it
-    has_amx = False
+    own_products = False
     precisions: Sequence[str] = ("float32", "bf16", "fp16")
 
     def __init__(self, local_rank: int | None = None, caller: str = "Trainer") -> None:

@@ -103,12 +103,12 @@ def step_graph(
     loss: Total | str,
     selection: Selection = ALL,
     group: int | None = None,
-    use_amx: bool = False,
+    own_products: bool = False,
     on_cpu: bool | None = None,
     precision: str = "float32",
     recompute: bool | str | Sequence[str] = False,
 ) -> StepGraph:
-    """Train mode, loss and gradients; `use_amx`: with products for AMX; `on_cpu`: with convolutions of our own.
+    """Train mode, loss and gradients; `own_products`, `on_cpu`: with products, with convolutions of our own.
 
     If `on_cpu` is False it is for CUDA alone, channels of images come last and element-wise nodes are fused; if it is
     None, for any device, and what operators there are for Gelu in onnxruntime is left to that.
@@ -128,7 +128,7 @@ def step_graph(
         *([_add_slice_inputs] if group is not None else []),
         _to_train_mode,
         *([fuse_gelu] if on_cpu is not None else []),
-        *([sink_transposes] if use_amx or rounds_products or on_cpu is False else []),
+        *([sink_transposes] if own_products or rounds_products or on_cpu is False else []),
         *([_fuse_attention] if on_cpu is False else []),
         *([_sync_batch_norm] if group is not None else []),
         *([_use_sample_variance] if group is None and _is_of_torch(step) else []),
@@ -146,7 +146,7 @@ def step_graph(
         drop_dead,
         save_batch_statistics,
         *([functools.partial(use_permuted_matmul, precision="bfloat16")] if rounds_products else []),
-        *([use_permuted_matmul] if use_amx else []),
+        *([use_permuted_matmul] if own_products else []),
         *([read_transposed] if on_cpu else []),
         *([_use_channels_last] if on_cpu is False else []),
         *([functools.partial(use_permuted_matmul, on_gpu=True)] if on_cpu is False else []),

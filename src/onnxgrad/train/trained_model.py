@@ -25,7 +25,7 @@ class StepOptions(NamedTuple):
     loss: Total | str
     selection: Selection
     group: int | None
-    use_amx: bool
+    own_products: bool
     on_cpu: bool
     precision: str
     recompute: bool | str | Sequence[str]

@@ -131,8 +131,8 @@ class Trainer:
         self._slicer = BatchSlicer(ranks, loss) if isinstance(ranks, Ranks) else None
         selection = Selection(trainable, freeze, freeze_statistics)
         group = ranks.group if isinstance(ranks, Ranks) else None
-        use_amx, on_cpu = all(ranks.all_gather(self._device.has_amx)), device == "cpu"
-        options = StepOptions(loss, selection, group, use_amx, on_cpu, precision, recompute)
+        own_products, on_cpu = all(ranks.all_gather(self._device.own_products)), device == "cpu"
+        options = StepOptions(loss, selection, group, own_products, on_cpu, precision, recompute)
         self._model = TrainedModel(model, options)
         with without_garbage_collection():
             prepared = self._model.prepare(splits_batches=self._slicer is not None)

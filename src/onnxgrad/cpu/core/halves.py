@@ -86,6 +86,37 @@ def store(typing_context: Any, array: Any, position: Any, value: Any) -> Any:
 
 
 @machine_code
+def move(typing_context: Any, count: Any, source: Any, start: Any, target: Any, at: Any) -> Any:
+    """target[at : at + count] = source[start : start + count], widened like `load`; `count` is known when compiling.
+
+    A loop of loads and stores stays one of single numbers, as its two arrays might overlap.
+    """
+    many = count.literal_value
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
+        _, source_array, first, target_array, place = values
+        here = _element(context, builder, source, (source_array, first))
+        there = _element(context, builder, target, (target_array, place))
+        kind = ir.VectorType(INT16 if _format(source) else there.type.pointee, many)
+        align = source.dtype.bitwidth // 8 if not _format(source) else 2
+        numbers = builder.load(builder.bitcast(here, kind.as_pointer()), align=align)
+        if _format(source) == "float16":
+            numbers = builder.fpext(builder.bitcast(numbers, ir.VectorType(ir.HalfType(), many)), _wide(many))
+        elif _format(source):
+            words = builder.zext(numbers, ir.VectorType(INT32, many))
+            shift = ir.Constant(words.type, [16] * many)
+            numbers = builder.bitcast(builder.shl(words, shift), _wide(many))
+        builder.store(numbers, builder.bitcast(there, numbers.type.as_pointer()), align=target.dtype.bitwidth // 8)
+        return context.get_dummy_value()
+
+    return types.void(count, source, types.int64, target, types.int64), generate
+
+
+def _wide(count: int) -> Any:
+    return ir.VectorType(FLOAT, count)
+
+
+@machine_code
 def bfloat16_pair(typing_context: Any, first: Any, second: Any) -> Any:
     """A word of two float32 numbers as bfloat16, rounded to nearest even, the first in its lower half."""
 

@@ -51,7 +51,7 @@ class Module:
         memory = state._memory
         known = memory.file.parameters
         on_cpu = kind == "cpu"
-        self._graph = training_graph(train_model_uri, known, on_cpu, self._device.has_amx)
+        self._graph = training_graph(train_model_uri, known, on_cpu, self._device.own_products)
         self._expect_fitting()
         self._buffers = memory.place(self._graph.shapes, self._device)
         self._chunks = self._buffers.chunks({part.name: 0 for part in self._buffers.slices})

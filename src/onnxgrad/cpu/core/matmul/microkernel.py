@@ -17,8 +17,9 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from onnxgrad.cpu.core.halves import load, store
+from onnxgrad.cpu.core.halves import load, move, store
 from onnxgrad.cpu.core.jit import c_function, machine_code, native
+from onnxgrad.cpu.core.matmul.transpose import transpose
 from onnxgrad.cpu.core.parallel import parallel
 from onnxgrad.cpu.core.vectors import (
     FIRST_LEVEL,
@@ -326,7 +327,15 @@ def _pack_panel(
     width = panel_width(packed)
     first = number * width
     taken, at = min(width, columns - first), aligned(packed) + first * depth
-    pack(source, start + first * column_step, k_step, column_step, depth, taken, width, packed, at)
+    here = start + first * column_step
+    if column_step == 1 and taken == width and width % ROWS == 0:
+        for k in range(depth):
+            for j in range(0, width, ROWS):
+                move(ROWS, source, here + k * k_step + j, packed, at + k * width + j)
+    elif k_step == 1 and taken == width:
+        transpose(source, here, column_step, width, depth, packed, at, width)
+    else:
+        pack(source, here, k_step, column_step, depth, taken, width, packed, at)
 
 
 @native

@@ -5,7 +5,7 @@ They are made of blocks of DEPTH rows. Of each block some columns of a are packe
 
 import numpy as np
 
-from onnxgrad.cpu.core.halves import load, store, zero
+from onnxgrad.cpu.core.halves import load, move, store, zero
 from onnxgrad.cpu.core.jit import native
 from onnxgrad.cpu.core.matmul.microkernel import PACKED, ROWS, Matrix, Panels, aligned, multiply, panel_width
 from onnxgrad.cpu.core.parallel import parallel
@@ -47,10 +47,9 @@ def pack_left(a: Array, start: int, a_row: int, depth: int, columns: int, packed
         taken = min(GROUP, depth - k)
         for column in range(0, columns, ROWS):
             here, at = start + k * a_row + column, column * depth + k * ROWS
-            if taken == GROUP and column + ROWS <= columns:  # loops of known length become vector moves
+            if taken == GROUP and column + ROWS <= columns:
                 for i in range(GROUP):
-                    for j in range(ROWS):
-                        store(packed, at + i * ROWS + j, load(a, here + i * a_row + j))
+                    move(ROWS, a, here + i * a_row, packed, at + i * ROWS)
             else:
                 valid = min(ROWS, columns - column)
                 for i in range(taken):
