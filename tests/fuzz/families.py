@@ -14,6 +14,7 @@ from tests.node_cases import all_cases
 
 from onnxgrad.ops.families.activations import ACTIVATIONS
 from onnxgrad.ops.families.windows import AUTO_PADS, conv_axes, pool_axes, pool_settings
+from onnxgrad.ops.slice import slice_ranges
 
 Arrays = list[Any]
 
@@ -25,6 +26,7 @@ class Drawn(NamedTuple):
     make_inputs: Callable[[], Arrays]
 
 
+CHOOSING = {"slice_grad", "batch_normalization_grad"}  # operators whose other inputs depend on what is absent
 FAMILIES: dict[str, Callable[[Any, Draw], Drawn]] = {}
 
 
@@ -41,7 +43,8 @@ def of(*names: str) -> Callable[[Any], Any]:
 def draw_calls(op: Any, d: Draw) -> Drawn:
     """Right calls of an operator."""
     drawn = FAMILIES.get(op.function_name, _of_its_tests)(op, d)
-    absent = [k for k, entry in enumerate(op.inputs) if entry.optional and d.chance(0.35)]
+    chosen = op.function_name in CHOOSING
+    absent = [k for k, entry in enumerate(op.inputs) if entry.optional and not chosen and d.chance(0.35)]
 
     def make_inputs() -> Arrays:
         inputs = drawn.make_inputs()
@@ -104,25 +107,18 @@ def _gather_elements(op: Any, d: Draw) -> Drawn:
 @of("slice_grad")
 def _slice(op: Any, d: Draw) -> Drawn:
     types, rank = d.types(op), d.number(1, 5)
-    count = d.number(0, rank + 1)
+    count, with_axes, with_steps = d.number(0, rank + 1), d.chance(0.7), d.chance(0.7)
 
     def make() -> Arrays:
         dims = d.shape(rank)
-        axes = [int(a) for a in d.rng.permutation(rank)[:count]]
-        starts, ends, steps, slices = [], [], [], [slice(None)] * rank
-        for axis in axes:
-            n, step = dims[axis], d.one((1, 1, 1, 2, 3, -1, -2, -7))
-            start, end = d.number(-n, n + 1), d.number(-n, n + 1)
-            if d.chance(0.2):
-                end = 2**31 - 1
-            starts.append(start)
-            ends.append(end)
-            steps.append(step)
-            stop = None if step < 0 and end == 2**31 - 1 else end
-            slices[axis] = slice(start, stop, step)
-        shape = np.empty(dims, np.bool_)[tuple(slices)].shape
+        axes = [int(a) for a in d.rng.permutation(rank)[:count]] if with_axes else list(range(count))
+        starts = [d.number(-dims[a], dims[a] + 1) for a in axes]
+        ends = [2**31 - 1 if d.chance(0.2) else d.number(-dims[a], dims[a] + 1) for a in axes]
+        steps = [d.one((1, 1, 1, 2, 3, -1, -2, -7)) if with_steps else 1 for _ in axes]
+        shape = [taken.length for taken in slice_ranges(dims, starts, ends, axes or None, steps)]
         axes = [a - rank if d.chance(0.3) else a for a in axes]
-        lists = [np.array(x, types["Tind"]) for x in (starts, ends, axes, steps)]
+        given = starts, ends, axes if with_axes else None, steps if with_steps else None
+        lists = [None if x is None else np.array(x, types["Tind"]) for x in given]
         return [d.values(shape, types["T"]), np.array(dims, np.int64), *lists]
 
     return Drawn({}, make)
@@ -319,8 +315,6 @@ def _conv(op: Any, d: Draw) -> Drawn:
     group = d.one((1, 1, 1, 2, 3, 4, 8, 16, 17, 32))
     depthwise = group > 1 and (not is_gradient or d.chance(0.5))
     per_group, channels = (1, 1) if depthwise else (d.size(20, 1), d.size(20, 1))
-    if not is_gradient and d.chance(0.2):
-        per_group = 2
     settings["group"] = group
     if is_gradient and d.chance(0.3):
         settings["kernel_shape"] = kernel
