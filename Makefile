@@ -52,7 +52,7 @@ asan: .venv/ready
 	rm -f build/asan/src/onnxgrad/runtime/_bridge*.so
 	$(CC) -shared -fPIC -g -O1 -fsanitize=address,undefined -fno-sanitize-recover=all \
 		-o build/asan/src/onnxgrad/runtime/_bridge.so src/onnxgrad/runtime/bridge.c
-	PYTHONPATH=build/asan/src ASAN_OPTIONS=detect_leaks=0 \
+	PYTHONPATH=build/asan/src ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
 		LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libstdc++.so)" \
 		$(PY) -m pytest tests/runtime --part daily --capture sys
 

@@ -40,9 +40,7 @@ def _spell(value: Any) -> str:
 def operators(pattern: str = "") -> list[Any]:
     """Those with a kernel for the CPU, as far as their name contains the pattern."""
     load_operators()
-    return [
-        op for name, op in sorted(OPERATORS.items()) if op.has_kernel("cpu") and (pattern.lower() in name.lower())
-    ]
+    return [op for name, op in sorted(OPERATORS.items()) if op.has_kernel("cpu") and (pattern.lower() in name.lower())]
 
 
 def draw_call(op: Any, seed: int) -> Call:
@@ -76,6 +74,10 @@ def _other_size(op: Any, d: Draw, inputs: list[Any], settings: dict[str, Any]) -
     shape = list(array.shape)
     axis = d.number(0, array.ndim)
     shape[axis] = max(0, d.one((shape[axis] + 1, shape[axis] - 1, 0, 1, 2 * shape[axis], d.size(100))))
+    if 0 in shape and d.chance(0.5):  # where nothing is stored, the other dimensions have no limit
+        shape = [d.one((n, n, 2**31, 2**40)) if n else 0 for n in shape]
+        if np.prod([n or 1 for n in shape], dtype=object) >= 2**58:
+            shape = list(array.shape)
     inputs[k] = np.resize(array, shape) if array.size else np.zeros(shape, array.dtype)
     return f"{op.inputs[k].name} has another size"
 
@@ -84,8 +86,9 @@ def _other_rank(op: Any, d: Draw, inputs: list[Any], settings: dict[str, Any]) -
     k = d.one(_arrays(inputs))
     if isinstance(inputs[k], np.ndarray):
         array = inputs[k]
-        inputs[k] = d.one((array[None], array[..., None], array.reshape(-1), array.reshape((1,) * 40 + array.shape[:9])
-                           if array.ndim < 10 else array, array[0] if len(array.shape) and len(array) else array))  # fmt: skip
+        first = array[0] if array.ndim and len(array) else array
+        many = array.reshape((1,) * 40 + array.shape)
+        inputs[k] = d.one((array[None], array[..., None], array.reshape(-1), many, first))
         inputs[k] = np.asarray(inputs[k])
     return f"{op.inputs[k].name} has another rank"
 

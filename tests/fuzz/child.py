@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 from tests.fuzz.calls import draw_call, operators
-from tests.fuzz.direct import Finding, try_call
+from tests.fuzz.direct import FindingError, try_call
 
 SESSIONS = 0.15  # of the seeds are models in sessions, each of which runs several times
 REPORT = 100  # seeds after which the numbers of calls are told
@@ -31,7 +31,7 @@ def choose(seed: int, pattern: str) -> tuple[Any, bool]:
 
 
 def run_seed(seed: int, pattern: str, counts: Counter[str], before_run: Any = lambda: None) -> None:
-    """What a number stands for; raises Finding."""
+    """What a number stands for; raises FindingError."""
     op, of_session = choose(seed, pattern)
     if of_session:
         from tests.fuzz.in_session import run_session
@@ -43,8 +43,8 @@ def run_seed(seed: int, pattern: str, counts: Counter[str], before_run: Any = la
     try:
         if not isinstance(try_call(call, seed), Exception):
             counts[f"{op.name} accepted"] += 1
-    except Finding as finding:
-        raise Finding(f"{call}: {finding}") from finding
+    except FindingError as finding:
+        raise FindingError(f"{call}: {finding}") from finding
 
 
 def main(first: int, end: int, seconds: float, pattern: str, status: str) -> None:
@@ -62,7 +62,7 @@ def main(first: int, end: int, seconds: float, pattern: str, status: str) -> Non
         try:
             run_seed(seed, pattern, counts)
         except Exception as error:
-            text = str(error) if isinstance(error, Finding) else "".join(traceback.format_exception(error)[-4:])
+            text = str(error) if isinstance(error, FindingError) else "".join(traceback.format_exception(error)[-4:])
             _tell({"seed": seed, "finding": text})
         seed += 1
         if seed % REPORT == 0:

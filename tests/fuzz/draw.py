@@ -75,7 +75,7 @@ class Draw:
 
     def values(self, shape: Sequence[int], dtype: np.dtype[Any], scale: float = 1.0) -> np.ndarray:
         """Numbers about zero, of any type."""
-        if dtype == bool:
+        if dtype.kind == "b":
             return self.rng.random(shape) < 0.5
         if dtype.kind == "c":
             return (self.rng.standard_normal(shape) + 1j * self.rng.standard_normal(shape)).astype(dtype)
@@ -97,7 +97,7 @@ class Draw:
 
     def wild(self, array: np.ndarray) -> np.ndarray:
         """The array with some numbers that are extreme, or none."""
-        if array.size == 0 or array.dtype == bool:
+        if array.size == 0 or array.dtype.kind == "b":
             return array
         found = array.copy()
         is_whole = array.dtype.kind in "iu"

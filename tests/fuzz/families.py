@@ -179,7 +179,7 @@ def _dropout(op: Any, d: Draw) -> Drawn:
 ACTIVATION_NAMES = (*sorted(ACTIVATIONS), "Sigmoid", "Tanh", "Relu")
 
 
-def _recurrent(op: Any, d: Draw, functions: int) -> tuple[int, dict[str, Any], dict[str, np.dtype[Any]], Callable[[], Any]]:
+def _recurrent(op: Any, d: Draw, functions: int) -> tuple[int, dict[str, Any], Any, Callable[[], Any]]:
     direction = d.one(("forward", "reverse", "bidirectional"))
     D, settings = 2 if direction == "bidirectional" else 1, {"direction": direction}
     names = {a.name for a in op.attributes}
@@ -309,8 +309,8 @@ def _pool(op: Any, d: Draw) -> Drawn:
 
 @of("conv_grad", "depthwise_conv")
 def _conv(op: Any, d: Draw) -> Drawn:
-    dtype, rank = d.types(op)["T"], d.one((1, 2, 2, 2, 2, 3))
     is_gradient = op.function_name == "conv_grad"
+    dtype, rank = d.types(op)["T"], d.one((1, 2, 2, 2, 2, 3) if is_gradient else (1, 2, 2))
     kernel, settings = _windows(d, rank, is_gradient)
     group = d.one((1, 1, 1, 2, 3, 4, 8, 16, 17, 32))
     depthwise = group > 1 and (not is_gradient or d.chance(0.5))
@@ -401,7 +401,8 @@ def _roi_align(op: Any, d: Draw) -> Drawn:
         N, C, H, W = d.shape(4, 4)
         R = d.size(20)
         bins = settings["output_height"], settings["output_width"]
-        rois = np.concatenate([d.values((R, 2), types["T"], 3.0), d.positive((R, 2), types["T"]) * types["T"].type(8)], 1)
+        corners, extents = d.values((R, 2), types["T"], 3.0), d.positive((R, 2), types["T"])
+        rois = np.concatenate([corners, extents * types["T"].type(8)], 1)
         if N == 0:
             R, rois = 0, rois[:0]
         return [
@@ -474,7 +475,7 @@ def _permuted_matmul(op: Any, d: Draw) -> Drawn:
 
     def make() -> Arrays:
         M, K, N = (d.size(600) for _ in range(3))
-        batches = d.shape(rank - 2, max(1, max(M * K, K * N, M * N)))
+        batches = d.shape(rank - 2, max(1, M * K, K * N, M * N))
 
         def unpermuted(name: str, matrix: tuple[int, int], count: int) -> np.ndarray:
             dims = [1 if d.chance(0.2) else n for n in batches[rank - 2 - count :]] + list(matrix)

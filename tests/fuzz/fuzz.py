@@ -88,8 +88,8 @@ def _listen(child: Any, status: Path, counts: Counter[str], found: Callable[[int
                 return f"was not over after {HANGS:.0f} s"
             continue
         if line is None:
-            status_code = child.wait()
-            return None if status_code == 0 else f"the process died of {-status_code if status_code < 0 else status_code}"
+            code = child.wait()
+            return f"the process died of {-code if code < 0 else code}" if code else None
         said = json.loads(line)
         if "finding" in said:
             found(said["seed"], said["finding"])
@@ -112,6 +112,6 @@ def report(outcome: Outcome) -> str:
     rows = [[name, *(outcome.counts[f"{name} {kind}"] for kind in ("calls", "accepted", "runs"))] for name in names]
     lines = [f"{'operator':36} {'calls':>8} {'accepted':>8} {'in sessions':>11}"]
     lines += [f"{name:36} {calls:8} {accepted:8} {runs:11}" for name, calls, accepted, runs in rows]
-    total = sum(row[1] + row[3] for row in rows)
-    lines.append(f"{total} calls of {len(rows)} operators, {sum(outcome.findings.values())} findings of {len(outcome.findings)} kinds")
+    total, found = sum(row[1] + row[3] for row in rows), sum(outcome.findings.values())
+    lines.append(f"{total} calls of {len(rows)} operators, {found} findings of {len(outcome.findings)} kinds")
     return "\n".join(lines)

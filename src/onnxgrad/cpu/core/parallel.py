@@ -10,7 +10,7 @@ from onnxgrad.cpu.core.jit import machine_code
 
 INT64 = ir.IntType(64)
 RAISED = 3  # its place in `work`
-NO_MEMORY = "there is not enough memory to run it"
+NO_MEMORY = "there was not enough memory to run it"
 
 
 @machine_code
