@@ -2,7 +2,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: demo web dist site kernels test test-all interpreter oldest avx2 test-cuda lint bench docs golden cases clean
+.PHONY: demo web dist site kernels test test-all interpreter oldest avx2 fuzz asan test-cuda lint bench docs golden cases clean
 
 demo: .venv/demo
 	$(PY) examples/demo.py
@@ -17,7 +17,7 @@ test: .venv/ready
 # once more, in the oldest onnxruntime that will do. The reports end with what was left out.
 test-all: .venv/ready .oldest/ready build/npm/ready
 	$(ON_THE_CPU) --part rest
-	$(MAKE) interpreter oldest avx2
+	$(MAKE) interpreter oldest avx2 fuzz asan
 
 # The tests whose cases go through tests/checks.py to the device under test, and those of calls on a GPU.
 ON_A_GPU := tests/ops tests/cuda tests/test_golden.py
@@ -32,6 +32,22 @@ avx2: .venv/ready
 # Types, attributes, optional inputs that another onnxruntime may treat in another way: each once, not in every mixture.
 oldest: .venv/ready .oldest/ready
 	PYTHONPATH=.oldest $(PY) -m pytest tests/runtime --part daily
+
+# Random calls of every operator in memory between pages that nobody may touch, a minute of them, the same ones each time.
+fuzz: .venv/ready
+	$(PY) -m tests.fuzz --seconds 60
+
+# The C part under AddressSanitizer, in a copy of the package. Python is not built with it, so it is loaded first, with the
+# library of C++ whose exceptions it looks at. What Python itself leaves behind is nobody's leak.
+asan: .venv/ready
+	mkdir -p build/asan
+	cp -r src build/asan
+	rm -f build/asan/src/onnxgrad/runtime/_bridge*.so
+	$(CC) -shared -fPIC -g -O1 -fsanitize=address,undefined -fno-sanitize-recover=all \
+		-o build/asan/src/onnxgrad/runtime/_bridge.so src/onnxgrad/runtime/bridge.c
+	PYTHONPATH=build/asan/src ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
+		LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libstdc++.so)" \
+		$(PY) -m pytest tests/runtime --part daily --capture sys
 
 # On a GPU, with the Python that is there and no network: onnx, onnx_ir, onnxruntime, numba, torch and triton are enough,
 # and pytest, which `make build/pytest` puts into a folder that can travel along. Warnings fail no test: the versions

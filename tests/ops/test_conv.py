@@ -185,6 +185,8 @@ def test_refused():
     refused("dilations is [1, 0], expected 2 positive numbers", dilations=[1, 0])
     refused("pads is [1, 1], expected 4 numbers", pads=[1, 1])
     refused("pads is [0, -1, 0, 0], expected no negative number", pads=[0, -1, 0, 0])
+    refused("pads is [9223372036854775807, 0, 0, 0], expected numbers of at most 2147483647", pads=[2**63 - 1, 0, 0, 0])
+    refused("dilations is [1, 4611686018427387904], expected numbers of at most 2147483647", dilations=[1, 2**62])
     refused("auto_pad is 'SAME', expected one of NOTSET, SAME_UPPER, SAME_LOWER, VALID", auto_pad="SAME")
     refused("dY has shape [2, 6, 3, 5], expected [2, 6, 2, 5], that of Conv of X and W", strides=[2, 1])
 

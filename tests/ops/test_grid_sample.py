@@ -76,6 +76,8 @@ def test_nothing(shape, places):
         np.zeros((shape[0], *places, 2)),
     )
     dX, dgrid = call(grid_sample_grad, dY, X, grid.astype(np.float32))
+    defined = grid_sample_grad.definition(dY, X, grid.astype(np.float32))
+    assert [a.shape for a in defined if a is not None] == [dX.shape, dgrid.shape]
     assert dX.shape == shape and not dX.any() and dgrid.shape == grid.shape and not dgrid.any()
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import onnxruntime
 import pytest
 from onnx import helper
-from tests.checks import FLOATS, INDICES, Expected, call, check, check_refused, layouts
+from tests.checks import FLOATS, INDICES, Expected, call, check, check_refused, layouts, raises
 from tests.expected import reads
 from tests.functions.models import check_functions, model_of
 from tests.node_cases import NodeCase, only
@@ -106,6 +106,11 @@ def test_as_onnxruntime_reads(transformation, sampling_ratio):
     np.testing.assert_allclose((Y * dY).sum(dtype=np.float64), (dX * X).sum(dtype=np.float64), rtol=1e-4, atol=1e-5)
 
 
+def test_more_places_than_memory():
+    with raises(MemoryError, "RoiAlignGrad: there was not enough memory to run it"):
+        roi_align_grad(*arrays(), **BINS, sampling_ratio=2**44)
+
+
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_as_functions(dtype):
     calls = [(arrays(dtype=dtype), {"sampling_ratio": ratio, **BINS}) for ratio in (0, 2)]
@@ -119,6 +124,8 @@ def test_refused():
         ("coordinate_transformation_mode is 'align', expected one of 'half_pixel', 'output_half_pixel'",
          dY, X, rois, images, {"coordinate_transformation_mode": "align", **BINS}),
         ("output_height is 0, expected at least 1", dY, X, rois, images, {"output_height": 0}),
+        ("what a region reads would have shape [4611686018427387904, 3, 2, 3], too large for any memory",
+         dY, X, rois, images, {**BINS, "sampling_ratio": 2**62}),
         ("X has shape [5, 6, 7], expected four dimensions", dY, X[0], rois, images, BINS),
         ("rois has shape [6, 3], expected four numbers for each region", dY, X, rois[:, :3], images, BINS),
         ("batch_indices has shape [5], expected [6]", dY, X, rois, images[:5], BINS),

@@ -150,6 +150,15 @@ def test_no_memory_to_work_in_is_an_error(monkeypatch):
         session.run(None, feeds_of(gather_grad, args))
 
 
+@pytest.mark.skipif(DEVICE != "cpu", reason="speaks of the CPU alone")
+def test_no_memory_for_a_task_is_an_error():
+    dY, X = np.ones((1, 1, 1, 1), F32), np.ones((1, 1, 4, 4), F32)
+    args = dY, X, np.array([[0, 0, 3, 3]], F32), np.zeros(1, np.int64)
+    session = session_of(model_of(onnxgrad.roi_align_grad, args, {"sampling_ratio": 2**44}))
+    with pytest.raises(Exception, match="RoiAlignGrad: there was not enough memory to run it"):
+        session.run(None, feeds_of(onnxgrad.roi_align_grad, args))
+
+
 def test_large_work_is_shared_among_the_sessions_threads():
     rng = np.random.default_rng(0)
     shape, indices = np.array([30522, 256]), rng.integers(0, 30522, 4096)

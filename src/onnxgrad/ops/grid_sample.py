@@ -118,8 +118,9 @@ def grid_sample_grad(
     """
     work = accumulator(X.dtype)
     (N, C), sizes = X.shape[:2], X.shape[2:]
-    g, image = dY.astype(work).reshape(N, C, -1), X.astype(work).reshape(N, C, -1)
-    places = grid.astype(work).reshape(N, math.prod(grid.shape[1:-1]), len(sizes))
+    count = math.prod(grid.shape[1:-1])
+    g, image = dY.astype(work).reshape(N, C, count), X.astype(work).reshape(N, C, math.prod(sizes))
+    places = grid.astype(work).reshape(N, count, len(sizes))
     dX, dgrid = np.zeros_like(image), np.zeros_like(places)
     how: Any = (align_corners, mode, normalized, padding_mode)
     with np.errstate(invalid="ignore", over="ignore"):

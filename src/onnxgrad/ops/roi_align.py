@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from onnxgrad.arguments import check_size
 from onnxgrad.op import op
 from onnxgrad.schema import OWN, Dim, Known, agree
 from onnxgrad.tensor_types import Array, Index, T, accumulator
@@ -33,6 +34,8 @@ def _shapes(
     for name, number in (("output_height", output_height), ("output_width", output_width)):
         if number < 1:
             raise ValueError(f"{name} is {number}, expected at least 1")
+    # Each place reads two elements along an axis, with three numbers for each.
+    check_size("what a region reads", (max(1, sampling_ratio), max(output_height, output_width), 2, 3))
     if X.dims is not None and len(X.dims) != 4:
         raise ValueError(f"X has shape {list(X.dims)}, expected four dimensions")
     if rois.dims is not None and not agree(rois.dims, (None, 4)):

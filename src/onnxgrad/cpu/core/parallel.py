@@ -9,15 +9,18 @@ from numba.core import cgutils
 from onnxgrad.cpu.core.jit import machine_code
 
 INT64 = ir.IntType(64)
+RAISED = 3  # its place in `work`
+NO_MEMORY = "there was not enough memory to run it"
 
 
 @machine_code
 def parallel(typing_context: Any, scheduler: Any, count: Any, task: Any, args: Any) -> Any:
-    """Calls a compiled function for every number below `count`; tasks must not depend on one another, nor raise.
+    """Calls a compiled function for every number below `count`; tasks must not depend on one another.
 
     `scheduler` is 0, or the address of memory that begins with the address of a C function (scheduler, task_loop, work,
     count). It calls task_loop(work) from some threads and returns when all have left it. The loop draws numbers from
-    an atomic counter, so threads share evenly.
+    an atomic counter, so threads share evenly. A task has one reason to raise, that there is no memory for it; then all
+    of `parallel` does, when the others are done.
     """
     task_signature = task.get_call_type(typing_context, (types.int64, *args.types), {})
 
@@ -26,10 +29,10 @@ def parallel(typing_context: Any, scheduler: Any, count: Any, task: Any, args: A
         compiled = task.dispatcher.get_compile_result(task_signature)
         context.active_code_library.add_linking_library(compiled.library)
 
-        # work: the next task's number, how many there are, the task's arguments
-        work_type = ir.LiteralStructType([INT64, INT64, packed.type])
+        # work: the next task's number, how many there are, the task's arguments, and whether one has raised
+        work_type = ir.LiteralStructType([INT64, INT64, packed.type, INT64])
         work = cgutils.alloca_once(builder, work_type)
-        for position, value in enumerate((INT64(0), task_count, packed)):
+        for position, value in enumerate((INT64(0), task_count, packed, INT64(0))):
             builder.store(value, cgutils.gep_inbounds(builder, work, 0, position))
 
         loop_type = ir.FunctionType(ir.VoidType(), [work_type.as_pointer()])
@@ -48,6 +51,9 @@ def parallel(typing_context: Any, scheduler: Any, count: Any, task: Any, args: A
                 schedule = builder.load(builder.inttoptr(scheduler_address, schedule_type.as_pointer()))
                 addresses = [builder.ptrtoint(pointer, INT64) for pointer in (task_loop, work)]
                 builder.call(schedule, [scheduler_address, *addresses, task_count])
+        raised = builder.load(cgutils.gep_inbounds(builder, work, 0, RAISED))
+        with builder.if_then(builder.icmp_signed("!=", raised, INT64(0)), likely=False):
+            context.call_conv.return_user_exc(builder, MemoryError, (NO_MEMORY,))
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, task, args), generate
@@ -69,7 +75,9 @@ def _fill_task_loop(context: Any, loop: ir.Function, task: Any, signature: Any, 
     number = builder.atomic_rmw("add", counter, INT64(1), "monotonic")
     builder.cbranch(builder.icmp_signed("<", number, count), body, done)
     builder.position_at_end(body)
-    context.call_internal_no_propagate(builder, task, signature, [number, *unpacked])
+    status, _ = context.call_internal_no_propagate(builder, task, signature, [number, *unpacked])
+    with builder.if_then(status.is_error, likely=False):
+        builder.store(INT64(1), cgutils.gep_inbounds(builder, work, 0, RAISED))
     builder.branch(draw)
     builder.position_at_end(done)
     builder.ret_void()

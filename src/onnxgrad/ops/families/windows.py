@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from onnxgrad.arguments import check_size
 from onnxgrad.schema import Dim
 
 AUTO_PADS = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
 MOST_AXES = 3  # of a pool; onnxruntime's pools have no more, either
+LARGEST = 2**31 - 1  # of a stride, dilation or pad, so that sums and products of two fit into 64 bits
 
 
 class Axis(NamedTuple):
@@ -73,6 +75,7 @@ def conv_axes(sizes: Sequence[Dim], kernel: Sequence[Dim], attributes: dict[str,
         raise ValueError(f"pads is {pads}, expected {2 * rank} numbers")
     if min(pads) < 0:
         raise ValueError(f"pads is {pads}, expected no negative number")
+    _check_largest("pads", pads)
     found: list[Any] = []
     for a, (size, taps) in enumerate(zip(sizes, kernel, strict=True)):
         others = strides[a], dilations[a], pads[a], pads[rank + a]
@@ -85,7 +88,13 @@ def _positive(name: str, numbers: Sequence[int] | None, rank: int) -> list[int]:
     given = list(numbers) if numbers else [1] * rank
     if len(given) != rank or min(given) < 1:
         raise ValueError(f"{name} is {given}, expected {rank} positive numbers")
+    _check_largest(name, given)
     return given
+
+
+def _check_largest(name: str, numbers: Sequence[int]) -> None:
+    if max(numbers) > LARGEST:
+        raise ValueError(f"{name} is {list(numbers)}, expected numbers of at most {LARGEST}")
 
 
 class PoolSettings(NamedTuple):
@@ -131,6 +140,8 @@ def pool_settings(
             raise ValueError(f"{name} is {numbers}, expected {length} numbers for kernel_shape {list(kernel_shape)}")
         if min(numbers) < least:
             raise ValueError(f"{name} is {numbers}, expected numbers of at least {least}")
+        _check_largest(name, numbers)
+    check_size("a window", filled["kernel_shape"][0])
     kernel, strides, dilations, pads = (numbers for numbers, _, _ in filled.values())
     if auto_pad.startswith("SAME") and max(dilations) > 1:
         raise ValueError(f"auto_pad is {auto_pad!r} and dilations are {dilations}, expected pads instead of auto_pad")
