@@ -177,7 +177,6 @@ class Session:
         names = [*self._bound, *self._free]  # in the order they were bound
         return {name: value for name, value in zip(names, values, strict=True) if name in self._free}
 
-
     def _first_run(self, arrays: Mapping[str, Any]) -> AbstractContextManager[None]:
         """Kernels of all nodes are compiled at a time, if they have to be."""
         graph, self._unseen = self._unseen, None

@@ -25,9 +25,9 @@ class Ahead:
 
     def has_compiled(self, name: str, types: Any) -> bool:
         """Asked before this process compiles a kernel: whether another has; if it is at it, this one waits."""
-        if self._waiting is None:
-            self._begin()
         key = (name, repr(types))
+        if self._waiting is None:
+            self._begin(key)
         with self._lock:
             assert self._waiting is not None
             self._waiting.pop(key, None)
@@ -42,9 +42,11 @@ class Ahead:
         with self._lock:
             self._waiting = {}
 
-    def _begin(self) -> None:
+    def _begin(self, first: tuple[str, str]) -> None:
+        """Starts the processes, but not for the first kernel, which this one is about to compile."""
         self._waiting = {}  # finding them may compile something, too
         missing = {(w.name, repr(w.types)): w for w in self._find() if _is_missing(w)}
+        missing.pop(first, None)
         with self._lock:
             self._waiting = missing
         for _ in range(min(self._processes, len(missing) // FEW)):

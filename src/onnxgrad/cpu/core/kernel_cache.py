@@ -91,4 +91,3 @@ def _of_names(names: tuple[str, ...]) -> ir.Module:
         function = ir.Function(module, ir.FunctionType(ir.VoidType(), []), name)
         ir.IRBuilder(function.append_basic_block()).ret_void()
     return module
-
