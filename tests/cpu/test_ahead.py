@@ -93,9 +93,9 @@ def test_what_another_process_cannot_compile_does_not_end_it(monkeypatch, everyt
 
 def test_few_kernels_are_no_work_for_a_process(monkeypatch, everything_is_missing):
     monkeypatch.setattr(ahead, "Compiler", pytest.fail)
-    here = Ahead(lambda: KERNELS[:2], 4)
+    here = Ahead(lambda: KERNELS[:1], 4)
     here.has_compiled("z", KINDS)
-    assert not here.has_compiled("a", KINDS) and not here.has_compiled("b", KINDS)
+    assert not here.has_compiled("a", KINDS)
 
 
 def test_nothing_is_looked_for_before_a_kernel_has_to_be_compiled():

@@ -8,7 +8,7 @@ from typing import Any
 from onnxgrad.cpu.core.compilers import Compiler, Wanted, can_start
 from onnxgrad.cpu.core.recording import Recording
 
-FEW = 2  # kernels that are not worth a process: to import what it needs takes it a second
+WORTH_A_PROCESS = 2  # kernels: to import what it needs takes a process a second
 
 _here: "Ahead | None" = None
 
@@ -49,7 +49,7 @@ class Ahead:
         missing.pop(first, None)
         with self._lock:
             self._waiting = missing
-        for _ in range(min(self._processes, len(missing) // FEW)):
+        for _ in range(min(self._processes, len(missing) // WORTH_A_PROCESS)):
             threading.Thread(target=self._work, name="onnxgrad compiling", daemon=True).start()
 
     def _work(self) -> None:
