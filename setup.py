@@ -7,6 +7,7 @@ from typing import Any
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
+from setuptools.errors import BaseError
 
 PAGES = ""  # where docs/ can be read; until there is such a place, the README's links to it become their text
 LINK = re.compile(r"\[([^\[\]]*)\]\((?!https?://|#)([^)\s]+)\)")
@@ -21,6 +22,16 @@ class BuildLibrary(build_ext):
 
     def get_export_symbols(self, ext: Any) -> list[str]:
         return list(ext.export_symbols)
+
+    def build_extension(self, ext: Any) -> None:
+        try:
+            super().build_extension(ext)
+        except (BaseError, OSError) as error:
+            raise SystemExit(
+                f"onnxgrad: its C part could not be compiled ({error}). Sources need a C compiler: install gcc and the "
+                "headers of the C library (Debian: apt-get install gcc libc6-dev; Fedora: dnf install gcc), or install "
+                "a wheel, which needs none"
+            ) from None
 
 
 class WheelForAnyPython(bdist_wheel):

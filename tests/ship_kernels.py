@@ -12,10 +12,8 @@ from itertools import product
 from pathlib import Path
 from unittest import mock
 
-import numba
 import numpy as np
 from bench.training_cases import CASES, OPSET
-from numba import types
 from rich.console import Console
 from rich.progress import Progress
 from tests.checks import FLOATS, on_threads
@@ -23,10 +21,11 @@ from tests.node_cases import NodeCase, all_cases
 
 import onnxgrad
 from onnxgrad.cpu.core import levels, warmup
+from onnxgrad.cpu.core.ahead import launched
+from onnxgrad.cpu.core.compilers import Wanted
 from onnxgrad.cpu.core.compiling import asked_for
 from onnxgrad.cpu.core.matmul import launch_matmul
-from onnxgrad.cpu.core.recording import Recording, record
-from onnxgrad.cpu.core.warmup import Wanted
+from onnxgrad.cpu.core.recording import record
 from onnxgrad.train import optim
 
 TYPES = {str(dtype) for dtype in FLOATS} | {"int64", "int32", "bool"}  # those of operators' cases, as their names say
@@ -52,15 +51,6 @@ def kernels_of_cases(kernels: Kernels) -> None:
             case.op(*case.make_inputs(), **case.attributes, **chosen(case))
         for wanted in launched(recording, AMX if has_amx else frozenset()):
             kernels.add(*wanted)
-
-
-def launched(recording: Recording, needs: frozenset[str] = frozenset()) -> Iterator[Wanted]:
-    """The kernels that a call would have launched."""
-    from onnxgrad.cpu.core.jit import KERNELS
-
-    for call in recording.calls:
-        kinds = (*map(numba.typeof, call.args), types.int64)
-        yield Wanted(next(name for name, kernel in KERNELS.items() if kernel is call.native), kinds, needs)
 
 
 def is_shipped(case: NodeCase) -> bool:

@@ -66,6 +66,12 @@ def add(kernel: Kernel) -> int:
     return number
 
 
+def nodes() -> dict[str, Node]:
+    """Those of open sessions by their names; where several have one, that of the last session."""
+    with lock:
+        return {kernel.node.name: kernel.node for kernel in _kernels.values() if not kernel.memory["dropped"]}
+
+
 def find(number: int) -> Kernel:
     """The kernel of that number."""
     return _kernels[number]

@@ -7,7 +7,7 @@ import numpy as np
 
 from onnxgrad import arguments
 from onnxgrad.cpu.core.memory import FRESH
-from onnxgrad.cpu.core.recording import FIRST_WORKSPACE, record, region_of, without_memory
+from onnxgrad.cpu.core.recording import FIRST_WORKSPACE, Recording, record, region_of, without_memory
 from onnxgrad.cpu.core.threads import WORTH_SHARING
 from onnxgrad.runtime.compute import ABSENT, FROM_INPUT, FROM_OUTPUT, FROM_WORKSPACE
 from onnxgrad.runtime.kernels import Node
@@ -72,7 +72,10 @@ def make_plan(node: Node, key: Sequence[int]) -> Plan:
         raise node.op.named(error) from None
 
 
-def _plan_of_calls(node: Node, plan: Plan, shapes: list[tuple[int, ...] | None], contents: list[Array | None]) -> Plan:
+def record_calls(
+    node: Node, shapes: list[tuple[int, ...] | None], contents: list[Array | None]
+) -> tuple[Recording, list[tuple[int, ...]]]:
+    """What a node would launch for inputs of these shapes, and the shapes of its outputs."""
     op = node.op
     inputs: list[Array | None] = []
     for k, (declared, shape) in enumerate(zip(op.inputs, shapes, strict=True)):
@@ -107,6 +110,12 @@ def _plan_of_calls(node: Node, plan: Plan, shapes: list[tuple[int, ...] | None],
         for result, output, wanted in zip(results, outputs, node.wanted, strict=True):
             if result is not None and output is not None and wanted and is_packed(output.dtype):
                 pack(result, output)
+    return recording, out_shapes
+
+
+def _plan_of_calls(node: Node, plan: Plan, shapes: list[tuple[int, ...] | None], contents: list[Array | None]) -> Plan:
+    recording, out_shapes = record_calls(node, shapes, contents)
+    first = len(node.op.inputs)
     _set_outputs(plan, node, out_shapes)
     starts, total = [], 0
     for size in recording.workspaces:

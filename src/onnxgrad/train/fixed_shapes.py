@@ -27,12 +27,12 @@ def fix_shapes(graph: onnx.GraphProto, shapes: Mapping[str, Sequence[int]]) -> N
             value.type.tensor_type.shape.dim.add().dim_value = size
     for value in (*graph.value_info, *graph.output):
         for dim in value.type.tensor_type.shape.dim:
-            found = _evaluated(dim.dim_param, sizes) if dim.dim_param else None
+            found = evaluated(dim.dim_param, sizes) if dim.dim_param else None
             if found is not None:
                 dim.dim_value = found
 
 
-def _evaluated(text: str, sizes: Mapping[str, int]) -> int | None:
+def evaluated(text: str, sizes: Mapping[str, int]) -> int | None:
     """The size of a dimension that is named by an expression, `8*batch`, of others."""
     if text in sizes:
         return sizes[text]

@@ -3,11 +3,13 @@
 import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrad.cpu.core.ahead import compiling_ahead
 from onnxgrad.cpu.core.threads import get_num_threads
 from onnxgrad.graph.validity import one_line
 from onnxgrad.runtime.interrupts import run
@@ -16,6 +18,7 @@ from onnxgrad.tensor_types import Array
 from onnxgrad.train.batches import BatchChecker
 from onnxgrad.train.captured import CapturedRuns, can_be_captured
 from onnxgrad.train.devices import Device
+from onnxgrad.train.first_run import kernels_of
 from onnxgrad.train.fixed_shapes import fix_shapes
 
 ERRORS, SILENT = 3, 4  # of onnxruntime's levels: from which severity on it logs
@@ -71,6 +74,7 @@ class Session:
             )
         self._read, self._kept = inputs, [weights, values]  # onnxruntime has their addresses
         self._device, self._validate = device, validate
+        self._unseen: ir.Graph | None = model.graph  # until the first run
         self._captured: CapturedRuns | None = None
         if capture and device.name == "cuda" and can_be_captured(model.graph):
             open_session = functools.partial(_open_to_capture, proto, options, device)
@@ -163,7 +167,8 @@ class Session:
             self._bind_input(name, array)
         for name in self._free:
             self._binding.bind_output(name, "cpu")
-        run(self._session.run_with_iobinding, self._binding)
+        with self._first_run(arrays):
+            run(self._session.run_with_iobinding, self._binding)
         if self._device.name != "cpu":  # what a node on the CPU gave is on its way to the GPU, by another stream
             self._binding.synchronize_outputs()
         if not self._free:
@@ -171,6 +176,13 @@ class Session:
         values = self._binding.get_outputs()
         names = [*self._bound, *self._free]  # in the order they were bound
         return {name: value for name, value in zip(names, values, strict=True) if name in self._free}
+
+    def _first_run(self, arrays: Mapping[str, Any]) -> AbstractContextManager[None]:
+        """Kernels of all nodes are compiled at a time, if they have to be."""
+        graph, self._unseen = self._unseen, None
+        if graph is None or self._device.name != "cpu":
+            return nullcontext()
+        return compiling_ahead(functools.partial(kernels_of, graph, arrays), get_num_threads() - 1)
 
 
 def _open_to_capture(proto: Any, options: Any, device: Device, batch: Mapping[str, Any]) -> Any:

@@ -2,19 +2,19 @@
 
 import hashlib
 import pickle
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import llvmlite.binding as llvm
 from llvmlite import ir
-from numba.core.caching import FunctionCache, NullCache
 from numba.core.compiler import CompileResult
 from numba.core.serialize import dumps
 
+from onnxgrad.cpu.core import ahead
 from onnxgrad.cpu.core.compiling import tell
-from onnxgrad.cpu.core.levels import shipped, source_stamp
+from onnxgrad.cpu.core.kept_kernels import KeptKernels, write_whole
+from onnxgrad.cpu.core.levels import shipped
 
 _building: Path | None = None
 
@@ -29,44 +29,42 @@ class KernelCache:
     """What Numba asks for the compiled code of one function."""
 
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
-        self._name, self._kept = name, _kept_by_numba(function)
-        self.cache_path, self.flush = self._kept.cache_path, self._kept.flush
+        self._name, self._kept = name, KeptKernels(name, function)
+        self.cache_path = str(self._kept.folder)
+
+    def flush(self) -> None:
+        """Numba's, for functions that are compiled anew; what is kept here is never in the way."""
 
     def load_overload(self, signature: Any, target: Any) -> Any:
         """The kernel for arguments of certain types, or None."""
         target.refresh()
         found = None
         if _building is None:
-            found = self._load_shipped(signature, target)
-            if found is None:
-                found = self._kept.load_overload(signature, target)
+            found = self._load(signature, target)
         tell(self._name, signature, found is not None)
+        if found is None and _building is None and ahead.has_compiled(self._name, signature):
+            found = self._load(signature, target)
         return found
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
         """Keeps it for later processes, or for an archive."""
         if _building is None:
-            self._kept.save_overload(signature, compiled)
+            self._kept.write(signature, compiled._reduce())
         else:
-            _write(_building / _member(self._name, signature), dumps(_in_short(compiled)))
+            write_whole(_building / _member(self._name, signature), dumps(_in_short(compiled)))
 
-    def _load_shipped(self, signature: Any, target: Any) -> Any:
+    def has(self, signature: Any) -> bool:
+        """Whether the kernel is shipped or kept."""
         there = shipped()
-        member = _member(self._name, signature)
-        if there is None or member not in there[1].NameToInfo:
-            return None
-        return CompileResult._rebuild(target, *pickle.loads(there[1].read(member)))
+        is_shipped = there is not None and _member(self._name, signature) in there[1].NameToInfo
+        return is_shipped or self._kept.has(signature)
 
-
-def _kept_by_numba(function: Callable[..., Any]) -> Any:
-    """In __pycache__ or, where that is read-only, in the user's cache folder."""
-    try:
-        kept = FunctionCache(function)
-    except RuntimeError:  # no folder can be written: what is not shipped is compiled in every process
-        return NullCache()
-    there = shipped()  # kernels that are compiled here agree with those that are shipped
-    kept._cache_file._source_stamp = source_stamp() + (there[0].name.encode() if there else b"")
-    return kept
+    def _load(self, signature: Any, target: Any) -> Any:
+        there, member = shipped(), _member(self._name, signature)
+        if there is not None and member in there[1].NameToInfo:
+            return CompileResult._rebuild(target, *pickle.loads(there[1].read(member)))
+        parts = self._kept.read(signature)
+        return None if parts is None else CompileResult._rebuild(target, *parts)
 
 
 def _member(name: str, signature: Any) -> str:
@@ -93,11 +91,3 @@ def _of_names(names: tuple[str, ...]) -> ir.Module:
         function = ir.Function(module, ir.FunctionType(ir.VoidType(), []), name)
         ir.IRBuilder(function.append_basic_block()).ret_void()
     return module
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Several processes may write the same file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{uuid.uuid4().hex}")
-    unfinished.write_bytes(content)
-    unfinished.replace(path)

@@ -71,11 +71,15 @@ def source_stamp() -> bytes:
 
 
 def made_by() -> dict[str, str]:
-    """All that has to be the same where compiled code is used as where it was made, but for the processor."""
+    """All that has to be the same where compiled code is used as where it was made, but for the processor.
+
+    Of Python it is not the version: kernels call functions of its stable interface alone, as release/check.py sees to.
+    A Python without its lock has other objects.
+    """
     return {
         "sources": source_stamp().hex(),
         "numba": numba.__version__,
-        "python": sys.implementation.cache_tag,
+        "python": sys.implementation.name + sys.abiflags,
         "system": llvm.get_process_triple(),
     }
 

@@ -53,11 +53,12 @@ def current() -> Recording | None:
 @contextlib.contextmanager
 def record() -> Iterator[Recording]:
     """Whatever kernels launch on this thread is written down and not run."""
-    _here.recording = Recording()
+    around, found = current(), Recording()
+    _here.recording = found
     try:
-        yield _here.recording
+        yield found
     finally:
-        _here.recording = None
+        _here.recording = around
 
 
 class _Region:

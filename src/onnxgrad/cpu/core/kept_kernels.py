@@ -1,0 +1,115 @@
+"""KeptKernels: the compiled kernels that a machine keeps, a file each, which several processes may read and write."""
+
+import functools
+import hashlib
+import pickle
+import sys
+import uuid
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numba
+from numba.core.caching import FunctionCache
+from numba.core.registry import cpu_target
+from numba.core.serialize import dumps
+
+from onnxgrad.cpu.core.levels import shipped, source_stamp
+
+DIGEST = hashlib.sha256().digest_size
+
+
+class KeptKernels:
+    """Those of one function.
+
+    Not Numba's own files: it numbers them, and two processes that compile at a time may give one number to two
+    kernels, of which a third process then loads the wrong one. Here the name of a file says all that is in it.
+    """
+
+    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+        module = function.__module__
+        self._name = (module.rpartition(".")[2] + name.removeprefix(module)).replace("<", "").replace(">", "")
+        self.folder = _folder_for(function)
+
+    def read(self, signature: Any) -> Any:
+        """What `write` was given for arguments of these types; None if that is not there or not of these sources."""
+        content = self._content(signature)
+        return None if content is None else pickle.loads(content)
+
+    def has(self, signature: Any) -> bool:
+        """Whether there is something to read."""
+        return self._content(signature) is not None
+
+    def write(self, signature: Any, parts: Any) -> None:
+        """Keeps it for later processes; where that is not possible, they are told so and compile it again."""
+        if self.folder is None:
+            return
+        content = dumps(parts)
+        try:
+            write_whole(self._path(signature), _digest(content) + content)
+        except OSError as error:
+            _warn(f"in {str(self.folder)!r} ({error.strerror})")
+
+    def _content(self, signature: Any) -> bytes | None:
+        if self.folder is None:
+            return None
+        try:
+            content = self._path(signature).read_bytes()
+        except OSError:
+            return None
+        return content[DIGEST:] if content[:DIGEST] == _digest(content[DIGEST:]) else None
+
+    def _path(self, signature: Any) -> Path:
+        assert self.folder is not None
+        made_for = hashlib.sha256(repr((self._name, signature, *_machine())).encode()).hexdigest()[:16]
+        return self.folder / f"{self._name}.{made_for}.nbc"
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Puts the file there when all of it is written: several processes may write it, and each may be interrupted."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{uuid.uuid4().hex}")
+    try:
+        unfinished.write_bytes(content)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _folder_for(function: Callable[..., Any]) -> Path | None:
+    """__pycache__ or, where that is read-only, the user's cache folder."""
+    try:
+        return Path(FunctionCache(function).cache_path)
+    except RuntimeError:
+        _warn("anywhere, neither beside the package nor in the user's cache folder")
+        return None
+
+
+@functools.cache
+def _warn(where: str) -> None:
+    """Once for each place."""
+    warnings.warn(
+        f"compiled kernels cannot be kept {where}, so that later processes compile them again: "
+        "NUMBA_CACHE_DIR may name a folder that can be written to and has room",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+
+
+@functools.cache
+def _machine() -> tuple[Any, ...]:
+    """What else a kernel is made for."""
+    target: Any = cpu_target.target_context
+    return (sys.implementation.cache_tag, sys.abiflags, numba.__version__, target.codegen().magic_tuple())
+
+
+@functools.cache
+def _stamp() -> bytes:
+    """A kernel that is compiled here agrees with those that are shipped, and is stale once sources have changed."""
+    there = shipped()
+    return source_stamp() + (there[0].name.encode() if there else b"")
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.sha256(_stamp() + content).digest()
