@@ -1,7 +1,6 @@
 """python -m tests.random_graphs --count 1000 --seed 0: random graphs, differentiated and checked, and a table of it."""
 
 import time
-import traceback
 import warnings
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
@@ -9,9 +8,10 @@ from typing import Any, NamedTuple
 
 import click
 import onnx
+import torch
 from tests.random_graphs.checks import CHECKS
 from tests.random_graphs.growth import REFUSED, nodes_of
-from tests.random_graphs.shrink import shrink
+from tests.random_graphs.shrink import said, shrink
 from tests.random_graphs.ways import random_case
 
 
@@ -34,6 +34,7 @@ def run_one(seed: int, nodes: int, thorough: bool, shrinks: bool) -> Outcome:
     """Makes a graph and checks it; what fails is shrunk."""
     warnings.simplefilter("error")
     REFUSED.clear()
+    torch.set_num_threads(1)
     at, times = time.perf_counter(), {}
     case = random_case(seed, nodes)
     times["generate"] = time.perf_counter() - at
@@ -56,12 +57,6 @@ def run_one(seed: int, nodes: int, thorough: bool, shrinks: bool) -> Outcome:
     kind = next(iter(case.feeds.values())).dtype.name
     counted = Counter(node.op_type for node in every)
     return Outcome(seed, len(every), counted, opset, kind, checked, failure, shrunk, Counter(REFUSED), times)
-
-
-def said(error: Exception) -> str:
-    """The error's type and text, and where it is from."""
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {error} ({place.filename.rsplit('/', 1)[-1]}:{place.lineno})"
 
 
 def table(found: list[Outcome], seconds: float) -> str:

@@ -118,11 +118,16 @@ def function(g: Graph) -> None:
     name = g.one_of(["Blend", "Mix"])
     if ("local", name) not in g.functions or not known:
         _define(g, name)
-    g.add(name, [a, b], domain="local", alpha=float(g.one_of([0.3, 0.7])))
+    attribute = {"alpha": float(g.one_of([0.3, 0.7]))} if g.dtype == np.float32 else {}
+    g.add(name, [a, b], domain="local", **attribute)
 
 
 def _define(g: Graph, name: str) -> None:
     own = helper.make_opsetid("", g.opset)
+    if g.dtype == np.float64:  # for which onnxruntime has neither
+        nodes = [helper.make_node("Tanh", ["A"], ["t"], name="bend"), helper.make_node("Mul", ["t", "B"], ["Y"], name="times")]
+        g.functions["local", name] = helper.make_function("local", name, ["A", "B"], ["Y"], nodes, [own])
+        return
     leaky = helper.make_node("Elu" if name == "Blend" else "LeakyRelu", ["s"], ["e"], name="leaky")
     attribute = leaky.attribute.add()
     attribute.name, attribute.ref_attr_name, attribute.type = "alpha", "alpha", 1

@@ -398,7 +398,7 @@ def _non_zero(n: Node, x: Any) -> Any:
 
 @computes("Range")
 def _range(n: Node, start: Any, limit: Any, delta: Any) -> Any:
-    count = max(0, math.ceil((float(limit) - float(start)) / float(delta)))
+    count = max(0, math.ceil((float(limit.detach()) - float(start.detach())) / float(delta.detach())))
     return start + torch.arange(count).to(start.dtype) * delta
 
 
@@ -466,7 +466,9 @@ def _mean_variance(n: Node, x: Any) -> Any:
 
 @computes("BatchNormalization")
 def _batch_norm(n: Node, x: Any, scale: Any, bias: Any, mean: Any, variance: Any) -> Any:
-    return F.batch_norm(x, mean, variance, scale, bias, False, 0.0, n("epsilon", 1e-5))
+    shape = (-1, *[1] * (x.dim() - 2))  # PyTorch has no gradient of the statistics
+    scale, bias, mean, variance = (v.reshape(shape) for v in (scale, bias, mean, variance))
+    return (x - mean) * (variance + n("epsilon", 1e-5)).rsqrt() * scale + bias
 
 
 def _group_norm(n: Node, x: Any, scale: Any, bias: Any) -> Any:
@@ -761,7 +763,11 @@ def _concat_from_sequence(n: Node, sequence: Any) -> Any:
 def _nll(n: Node, x: Any, target: Any, weight: Any = None) -> Any:
     soft = n.proto.op_type[0] == "S"
     log = torch.log_softmax(x, 1) if soft else x
-    loss = F.nll_loss(log, target, weight, ignore_index=n("ignore_index", -100), reduction=n("reduction", "mean"))
+    weights = torch.ones_like(log[0, :, *[0] * (log.dim() - 2)]) if weight is None else weight
+    each = weights[target]  # PyTorch has no gradient of the weights
+    losses = -log.gather(1, target.unsqueeze(1)).squeeze(1) * each
+    how = n("reduction", "mean")
+    loss = losses if how == "none" else losses.sum() / (each.sum() if how == "mean" else 1)
     return (loss, log) if soft else loss
 
 
