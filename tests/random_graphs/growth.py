@@ -73,7 +73,7 @@ class Graph:
         self.floats: list[str] = []
         self.closed = False  # a function's body sees nothing around it, and has no initializers
         if around is None:
-            self.names = 0
+            self.names, self.symbolic = 0, self.chance(0.5)
 
     # Choices.
 
@@ -353,7 +353,7 @@ def _outputs(graph: Graph) -> list[str]:
 
 
 def _finished(graph: Graph, inputs: list[str], of: list[str]) -> Case:
-    symbolic = graph.chance(0.5)
+    symbolic = graph.symbolic
     infos = [_info(n, graph.dtype, _declared(graph, n, symbolic)) for n in inputs]
     made = [n for node in graph.nodes for n in node.output]
     others = [n for n in made if n in graph.values and _is_integer(graph.values[n])]
