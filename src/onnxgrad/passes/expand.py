@@ -1,5 +1,6 @@
 """Operators without a rule that ONNX itself defines by others: their definition takes their place."""
 
+from collections.abc import Callable
 from typing import Any
 
 import onnx
@@ -57,9 +58,15 @@ def _body_of(node: ir.Node, opset: int) -> onnx.FunctionProto | None:
         if any(t is None for t in types):
             return None  # its definition depends on types that are not known
         proto: Any = ir.to_proto(node)
-        text = schema.get_context_dependent_function_with_opset_version(opset, proto.SerializeToString(), types)
+        text = _newest(
+            opset,
+            schema.since_version,
+            schema.get_context_dependent_function_with_opset_version,
+            proto.SerializeToString(),
+            types,
+        )
     elif schema.has_function:
-        text = schema.get_function_with_opset_version(opset)
+        text = _newest(opset, schema.since_version, schema.get_function_with_opset_version)
     else:
         return None
     if not text:
@@ -72,6 +79,12 @@ def _body_of(node: ir.Node, opset: int) -> onnx.FunctionProto | None:
         if name not in made:  # left out by the node, though not at the end: anything will do
             body.node.append(onnx.helper.make_node("Constant", [], [name], value_float=0.0))
     return body
+
+
+def _newest(opset: int, oldest: int, body: Callable[..., Any], *given: Any) -> bytes:
+    """The body for an opset or, as onnx does not repeat it in opsets that only widen types, for one before; or none."""
+    found = (bytes(body(version, *given)) for version in range(opset, oldest - 1, -1))
+    return next((text for text in found if text), b"")
 
 
 def _type_bytes(value: ir.Value | None) -> bytes | None:

@@ -26,12 +26,16 @@ def infer(draft: Draft) -> None:
         raise ValueError(f"{draft.caller}: the model's shapes contradict each other: {one_line(error)}") from None
     _take_types(draft.graph, inferred.graph)
     if any(isinstance(v.type, ir.SequenceType) for node in draft.graph.all_nodes() for v in node.outputs):
-        _forget_new_names(draft.graph)
+        forget_new_names(draft.graph)
     _expect_sizes(draft)
 
 
-def _forget_new_names(graph: ir.Graph) -> None:
-    """Takes the names off dimensions that onnx gave them: it gives all tensors of a sequence the same."""
+def forget_new_names(graph: ir.Graph) -> None:
+    """Takes the names off dimensions that onnx gave them.
+
+    It gives all tensors of a sequence the same, and its version converter, which infers one step after the other, gives
+    one name to dimensions that have nothing to do with each other.
+    """
     for value in (v for node in graph.all_nodes() for v in node.outputs):
         if value.shape is not None and any(str(d).startswith("unk__") for d in value.shape):
             value.shape = ir.Shape([None if str(d).startswith("unk__") else d for d in value.shape])

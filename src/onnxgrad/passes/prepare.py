@@ -21,7 +21,7 @@ from onnxgrad.passes.fake_quantize import fake_quantize
 from onnxgrad.passes.find_parameters import find_parameters
 from onnxgrad.passes.fold_shapes import fold_shapes
 from onnxgrad.passes.forget_sequence_shapes import forget_sequence_shapes
-from onnxgrad.passes.infer import infer
+from onnxgrad.passes.infer import forget_new_names, infer
 from onnxgrad.passes.infer_subgraphs import infer_subgraphs
 from onnxgrad.passes.name_nodes import name_nodes
 from onnxgrad.passes.resolve_sequences import resolve_sequences
@@ -84,6 +84,7 @@ def convert_to(draft: Draft, wanted: int, reason: str) -> None:
     if opset == BATCHED_SCAN:
         _batch_scans(draft)
     _hide_additions(draft.graph, opset)
+    _copy_captured(draft.graph)
     with weights_aside(draft.graph) as weights:
         proto = ir.to_proto(draft.model)
     proto.ir_version = max(proto.ir_version, OLDEST_IR)
@@ -97,6 +98,7 @@ def convert_to(draft: Draft, wanted: int, reason: str) -> None:
     draft.model = ir.from_proto(converted)
     draft.model.metadata_props.update(metadata)
     weights.put_back(draft.graph)
+    forget_new_names(draft.graph)
     _show_additions(draft.graph)
     for node in draft.graph:
         if node.outputs[0].name in in_training:
@@ -105,6 +107,22 @@ def convert_to(draft: Draft, wanted: int, reason: str) -> None:
         _keep_coordinates(draft.model)
     if opset < NUMBERS_AS_INPUTS:
         _cast_numbers(draft.graph)
+
+
+def _copy_captured(graph: ir.Graph) -> None:
+    """Lets subgraphs read copies: onnx's converter cannot put another value in the place of one that they read."""
+    inner = {use.node: use.node.graph for node in graph for v in node.outputs for use in v.uses()}
+    for node in list(graph):
+        for value in node.outputs:
+            uses = [use for use in value.uses() if inner[use.node] is not graph]
+            if not uses:
+                continue
+            copy = ir.Node("", "Identity", [value], name=f"{value.name}_for_subgraphs")
+            copy.outputs[0].name, copy.outputs[0].type = f"{value.name}_for_subgraphs", value.type
+            copy.outputs[0].shape = value.shape
+            graph.insert_after(node, copy)
+            for user, k in uses:
+                user.replace_input_with(k, copy.outputs[0])
 
 
 def _batch_scans(draft: Draft) -> None:
@@ -246,6 +264,16 @@ def lift_constants(draft: Draft) -> None:
         graph.remove(node, safe=True)
 
 
+def drop_empty_scales(draft: Draft) -> None:
+    """Leaves out the empty regions and scales that a Resize had to have before opset 13, and that many still have."""
+    for node in draft.graph.all_nodes():
+        if node.op_type != "Resize" or not is_standard(node.domain):
+            continue
+        for k, value in enumerate(node.inputs[:3]):
+            if k > 0 and value is not None and value.shape is not None and list(value.shape) == [0]:
+                node.replace_input_with(k, None)
+
+
 def cast_to_known_types(draft: Draft) -> None:
     """Makes a Cast of each CastLike whose type is known, which onnxruntime can compute ahead."""
     for node in draft.graph.all_nodes():
@@ -285,6 +313,7 @@ PREPARE: list[Pass] = [
     expand_sequence_map,
     expand,
     cast_to_known_types,
+    drop_empty_scales,
     fold_shapes,
     resolve_sequences,
     branch_by_rank,

@@ -23,7 +23,8 @@ def _attributes(n: NodeView, *more: str) -> dict[str, Any]:
     found = {name: getattr(n, name, None) for name in names}
     if found["auto_pad"] != "NOTSET":
         found["pads"] = None
-    return {name: value for name, value in found.items() if value is not None}
+    # Nodes that share a function have all their attributes written out, empty ones, too.
+    return {name: value for name, value in found.items() if value is not None and value != []}
 
 
 def _has_dilated_same_pads(n: NodeView) -> bool:
