@@ -141,3 +141,37 @@ def test_the_file_says_so(kind):
     draft = Draft(load(model, "test"), "test")
     find_parameters(draft)
     assert draft.roles["t"].is_parameter == (kind == "PARAMETER") and draft.roles["w"].is_parameter
+
+
+def named(producer: str, text: str, **arrays: np.ndarray) -> dict[str, str]:
+    """As roles(), of a file of this producer; names in the text may have a `_` for each `/`."""
+    model = parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21], producer_name: "{producer}"> m {text}')
+    for node in model.graph.node:
+        node.input[:] = [name.replace("__", "/") for name in node.input]
+    model.graph.initializer.extend(numpy_helper.from_array(a, n.replace("__", "/")) for n, a in arrays.items())
+    draft = Draft(load(model, "test"), "test")
+    find_parameters(draft)
+    return {name: role.why for name, role in draft.roles.items() if role.is_parameter}
+
+
+def test_tensors_that_forward_makes_are_not_parameters():
+    """The exporter on TorchScript writes the state of zeros that a cell starts from as a Constant."""
+    text = "(float[N, 4] x) => (float[N, 4] y) { a = Gemm(x, w, b)  s = MatMul(__cell__Constant_output_0, w)  y = Add(a, s) }"
+    arrays = {"w": numbers(4, 4), "b": numbers(4), "__cell__Constant_output_0": np.zeros((1, 4), np.float32)}
+    assert set(named("pytorch", text, **arrays)) == {"w", "b"}
+    assert set(named("another", text, **arrays)) == {"w", "b", "/cell/Constant_output_0"}
+
+
+def test_all_weights_of_a_frozen_script_are_constants():
+    text = "(float[N, 4] x) => (float[N, 3] y) { y = Gemm(x, __Constant_output_0, __Constant_1_output_0) }"
+    arrays = {"__Constant_output_0": numbers(4, 3), "__Constant_1_output_0": numbers(3)}
+    assert set(named("pytorch", text, **arrays)) == {"/Constant_output_0", "/Constant_1_output_0"}
+
+
+def test_the_bins_of_a_distribution_are_not_parameters():
+    """A detector takes the mean of its distances with a convolution by 0, 1, 2 …, frozen, which no file says."""
+    found = roles(
+        "(float[N, 3, 8, 8] x) => (float[N, 1, 8, 8] y) { h = Conv(x, w)  p = Softmax <axis = 1> (h)  y = Conv(p, bins) }",
+        w=numbers(16, 3, 1, 1), bins=np.arange(16, dtype=np.float32).reshape(1, 16, 1, 1),
+    )  # fmt: skip
+    assert found == {"w": "weight", "bins": ""}

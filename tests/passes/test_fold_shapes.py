@@ -51,3 +51,16 @@ def test_squeezed_without_axes():
     rng = np.random.default_rng(0)
     feeds = {n: rng.standard_normal(s).astype(np.float32) for n, s in (("x", (4, 1, 3)), ("w", (3, 2)))}
     assert onnxgrad.check_gradient(model, feeds, ["x", "w"]).worst < 2e-6
+
+
+def test_a_computation_that_fails_is_left_to_the_runtime():
+    """As an exporter wrote it for a branch that is never taken."""
+    model = parser.parse_model("""<ir_version: 10, opset_import: ["" : 21]>
+        g (float[2] x, bool c) => (float[2] y) <int64[1] four = {4}, int64 second = {1}> {
+            past = Gather(four, second)
+            y = If (c) <
+                then_branch = a () => (float[2] same) { same = Identity(x) },
+                else_branch = b () => (float[2] less) { n = Cast <to = 1> (past) less = Mul(x, n) }
+            >
+        }""")
+    assert "Gather" in {node.op_type for node in prepare(ir.from_proto(model), "test").graph}

@@ -171,3 +171,21 @@ def test_numbers_that_were_attributes_have_the_type_of_the_data(dtype):
     y, x_grad = onnxgrad.session(onnxgrad.gradient(model, "x")).run(None, feeds)
     assert y.tolist() == [2.5, -0.5, 0.25, 0.5, 2.5] and y.dtype == x_grad.dtype == dtype
     assert x_grad.tolist() == [0, 2, 0]
+
+
+def test_a_weight_that_is_all_of_a_branch():
+    """As torch's exporter writes an empty bag of embeddings."""
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 21]>
+        g (float[2] x, bool c) => (float[2] y) <float[2] k = {2, 3}> {
+            r = If (c) <
+                then_branch = a () => (float[2] w) <float[2] w = {5, 7}> { },
+                else_branch = b () => (float[2] k2) { k2 = Mul(k, k) }
+            >
+            y = Mul(x, r)
+        }""")
+    onnx.checker.check_model(model)
+    trainer = Trainer(model, losses.MSE("y"), optim.SGD(lr=0.1), trainable=["w", "k"])
+    x = np.array([1, 2], np.float32)
+    loss = trainer.step({"x": x, "c": np.array(True), "target": np.zeros(2, np.float32)})
+    assert loss == np.mean((x * [5, 7]) ** 2)
+    np.testing.assert_allclose(trainer.gradients["w"], x**2 * [5, 7])

@@ -145,3 +145,66 @@ def test_each_batch_normalization_has_statistics_of_its_own(tmp_path):
     for name, expected in module.named_buffers():
         if "running" in name:
             np.testing.assert_allclose(trainer.statistics[name], expected, rtol=1e-5, atol=1e-7)
+
+
+class Copies(nn.Module):
+    """Copies of a layer, whose weights are the same numbers, as nn.TransformerEncoder makes them; and a bias, expanded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.bias = nn.Parameter(torch.randn(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.encoder(x) + self.bias.expand_as(x)
+
+
+def test_copies_of_a_layer_train_apart(tmp_path):
+    torch.manual_seed(0)
+    module, x, target = Copies(), torch.randn(2, 3, 8), torch.randn(2, 3, 8)
+    path = str(tmp_path / "m.onnx")
+    graph = exported(module, x, path, True).graph
+    trainer = onnxgrad.Trainer(path, onnxgrad.losses.MSE(graph.output[0].name), onnxgrad.optim.SGD(lr=0.1))
+    trainer.step({graph.input[0].name: x.numpy(), "target": target.numpy()})
+    nn.functional.mse_loss(module(x), target).backward()
+    assert set(trainer.gradients) == {name for name, _ in module.named_parameters()}
+    np.testing.assert_allclose(trainer.gradients["bias"].ravel(), module.bias.grad, rtol=1e-4, atol=1e-6)
+    for k, layer in enumerate(module.encoder.layers):
+        found = trainer.gradients[f"encoder.layers.{k}.self_attn.in_proj_weight"]
+        np.testing.assert_allclose(found.T, layer.self_attn.in_proj_weight.grad, rtol=1e-3, atol=1e-6)
+
+
+class Positions(nn.Module):
+    """A table of sines beside an embedding that is also the last layer: its name is gone, its numbers are not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 8)
+        self.head = nn.Linear(8, 11, bias=False)
+        self.head.weight = self.embedding.weight
+        angles = torch.arange(20)[:, None] / 10000 ** (torch.arange(4) / 4)
+        self.register_buffer("positions", torch.cat([angles.sin(), angles.cos()], 1), persistent=False)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        at = torch.arange(ids.shape[1]).unsqueeze(0) + 2
+        return self.head(self.embedding(ids) + self.positions.index_select(0, at.view(-1)).view(1, -1, 8).detach())
+
+
+def test_a_table_beside_a_shared_embedding_is_no_parameter(tmp_path):
+    torch.manual_seed(0)
+    path = str(tmp_path / "m.onnx")
+    graph = exported(Positions().eval(), torch.randint(0, 11, (2, 5)), path, True).graph
+    trainer = onnxgrad.Trainer(
+        path, onnxgrad.losses.CrossEntropy(graph.output[0].name, axis=-1), onnxgrad.optim.SGD(lr=0.1)
+    )
+    assert sum(array.size for array in trainer.parameters.values()) == 11 * 8
+
+
+def test_layers_of_nested_sequences_have_their_names(tmp_path):
+    """The exporter on TorchScript repeats a Sequential's name in those of its layers: /0/0.0/MatMul."""
+    module = nn.Sequential(nn.Sequential(nn.Linear(3, 4, bias=False), nn.Tanh()), nn.Linear(4, 2, bias=False))
+    path = str(tmp_path / "m.onnx")
+    graph = exported(module, torch.randn(2, 5, 3), path, False).graph
+    trainer = onnxgrad.Trainer(path, onnxgrad.losses.MSE(graph.output[0].name), onnxgrad.optim.SGD(lr=0.1))
+    assert set(trainer.parameters) == {"0.0.weight", "1.weight"}

@@ -319,9 +319,13 @@ class Builder:
         node = ir.Node(domain, op_type, values, [*attributes.values()], num_outputs=outputs)
         for k, output in enumerate(node.outputs):
             output.name = f"result_{k}"
-        results = evaluate(node, arrays, self.opsets)
-        for k in range(len(values)):
-            node.replace_input_with(k, None)  # or what went into it would count as used
+        try:
+            results = evaluate(node, arrays, self.opsets)
+        except Exception:  # of any type: a node that fails may be behind a branch that is never taken, and stays
+            return None
+        finally:
+            for k in range(len(values)):
+                node.replace_input_with(k, None)  # or what went into it would count as used
         if any(r.size > MOST_READ for r in results):
             return None
         return tuple(self.constant(r, ir.DataType.from_numpy(r.dtype)) for r in results)

@@ -28,6 +28,7 @@ _MOVES = {
 _READS_ROWS = {"embedding", "gather", "index"}
 _SPEC = re.compile(r"^(\w+): (\w+) target='([^']*)'", re.MULTILINE)
 _ARGUMENT = re.compile(r"%(\w+)")
+_SCRIPT_CONSTANT = re.compile(r"(/.*)?/Constant(_\d+)?_output_0")
 
 
 class Input(NamedTuple):
@@ -48,6 +49,11 @@ def kind_of(value: ir.Value) -> str | None:
     return value.metadata_props.get(_KIND)
 
 
+def is_constant_of_script(name: str) -> bool:
+    """Whether the exporter on TorchScript wrote a value of this name as a Constant, for a tensor that forward makes."""
+    return _SCRIPT_CONSTANT.fullmatch(name) is not None
+
+
 def modules_of(node: ir.Node) -> list[str] | None:
     """The names of the modules that torch.export saw a node in, the outer ones first: "", `layers`, `layers.0`."""
     text = node.metadata_props.get(_SCOPES)
@@ -60,7 +66,10 @@ def module_of(node: ir.Node) -> str | None:
     if modules is not None:
         return modules[-1] if modules else ""
     name = node.name or ""
-    return ".".join(name.split("/")[1:-1]) if name.startswith("/") else None
+    if not name.startswith("/"):
+        return None
+    parts = name.split("/")[1:-1]  # those of a Sequential begin with its own name: /net/net.0/fc/MatMul
+    return ".".join(p for p, inner in zip(parts, [*parts[1:], ""], strict=False) if not inner.startswith(f"{p}."))
 
 
 def inputs_of_call(node: ir.Node, signature: Mapping[str, Input]) -> list[Input]:

@@ -17,10 +17,12 @@ import onnx_ir as ir
 from onnxgrad.graph.adapters import adapters_of, names_of
 from onnxgrad.graph.torch_export import (
     PARAMETER,
+    PRODUCER,
     Folding,
     Input,
     folding_of,
     inputs_of_call,
+    is_constant_of_script,
     kind_of,
     module_of,
     signature,
@@ -78,6 +80,8 @@ def find_parameters(draft: Draft) -> None:
     graph = draft.graph
     uses, inputs = _Uses(graph), signature(graph)
     found = {str(v.name): _role(v, uses, inputs) for v in graph.initializers.values() if _is_float(v)}
+    if draft.model.producer_name == PRODUCER and not inputs:
+        _leave_constants(found)
     if inputs:
         _ask_the_modules(graph, uses, inputs, found)
     elif not any(role.is_parameter for role in found.values()):
@@ -88,6 +92,18 @@ def find_parameters(draft: Draft) -> None:
     draft.roles = found
     if adapters := names_of(adapters_of(draft.model)):
         _freeze_all_but(draft.roles, set(adapters))
+
+
+def _leave_constants(roles: dict[str, Role]) -> None:
+    """Leaves tensors that forward makes, a state of zeros say, which the exporter on TorchScript writes as Constants.
+
+    Parameters are initializers there. Only of a frozen script, which has none, they are Constants, too.
+    """
+    parameters = [name for name, role in roles.items() if role.is_parameter]
+    constants = [name for name in parameters if is_constant_of_script(name)]
+    if len(constants) < len(parameters):
+        for name in constants:
+            roles[name] = Role("constant", False, "a constant in the code of the PyTorch module")
 
 
 def _freeze_all_but(roles: dict[str, Role], adapters: set[str]) -> None:
@@ -211,6 +227,8 @@ def _role(value: ir.Value, uses: _Uses, inputs: Mapping[str, Input]) -> Role:
         return Role("scalar", False, "a scalar")
     if _is_table_of_sines(tensor):
         return Role("table", False, "a table of sines and cosines")
+    if _counts(tensor):
+        return Role("table", False, "counts from 0, as the bins of a distribution do")
     if told == PARAMETER:
         return Role(strong.role if strong else found[0].role, True, "a parameter of the PyTorch module")
     if strong is not None:
@@ -279,6 +297,12 @@ def _is_table_of_sines(tensor: Any) -> bool:
     return len(squares) > 1 and bool(np.allclose(squares, shape[-1] / 2, rtol=1e-3))
 
 
+def _counts(tensor: Any) -> bool:
+    """Whether the numbers are 0, 1, 2 …: what detectors take the mean of distances with, in a frozen convolution."""
+    size = int(np.prod(tensor.shape.numpy()))
+    return size > 3 and np.array_equal(_numbers(tensor), np.arange(min(size, MOST_LOOKED_AT), dtype=np.float32))
+
+
 def _ask_the_modules(graph: ir.Graph, uses: _Uses, inputs: Mapping[str, Input], found: dict[str, Role]) -> None:
     """Decides about what torch's exporter computed beforehand: it is trained if a parameter of its module is gone."""
     gone = parameters_gone(graph, inputs)
@@ -297,8 +321,9 @@ def _ask_the_modules(graph: ir.Graph, uses: _Uses, inputs: Mapping[str, Input], 
         if not mine:  # a scale of quantization
             continue
         strong = next((use for use in mine if use.strong), None)
-        if folding is not None and not _is_table_of_sines(tensor):
-            found[name] = _folded(folding, (strong or mine[0]).role)
+        if folding is not None:
+            if not _is_table_of_sines(tensor):
+                found[name] = _folded(folding, (strong or mine[0]).role)
             continue
         if strong is not None:
             given = inputs_of_call(strong.node, inputs)
@@ -323,8 +348,21 @@ def _folded(folding: Folding, role: str) -> Role:
 
 
 def parameters_gone(graph: ir.Graph, inputs: Mapping[str, Input]) -> list[str]:
-    """Parameters of the module that the file does not have under their name."""
-    return [i.name for i in inputs.values() if i.kind == PARAMETER and i.name not in graph.initializers]
+    """Parameters of the module that the file does not have, under their name or under one that they share."""
+    gone = [i.name for i in inputs.values() if i.kind == PARAMETER and i.name not in graph.initializers]
+    shared = _shared(graph, inputs, set(gone)) if gone else set()
+    return [name for name in gone if name not in shared]
+
+
+def _shared(graph: ir.Graph, inputs: Mapping[str, Input], gone: set[str]) -> set[str]:
+    """Those that other parameters are, too, as a table of embeddings that the last layer shares: a call reads them."""
+    found = set()
+    for node in graph:
+        given = [i.name for i in inputs_of_call(node, inputs) if i.kind == PARAMETER]
+        read = [v for v in node.inputs if v is not None and v.is_initializer() and kind_of(v) == PARAMETER]
+        if len(given) == 1 and read:
+            found |= gone & set(given)
+    return found
 
 
 def is_inside(parameter: str, module: str | None) -> bool:

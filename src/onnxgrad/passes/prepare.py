@@ -229,11 +229,6 @@ def lift_initializers(draft: Draft) -> None:
         for name, value in list(graph.initializers.items()):
             if value.is_graph_input():
                 continue
-            graph.initializers.pop(name)
-            while value.name in taken:  # two branches may each have one of the same name
-                value.name = f"{value.name}_"
-            taken.add(str(value.name))
-            draft.graph.register_initializer(value)
             for k, output in enumerate(graph.outputs):
                 if output is value:  # which has to be a node's
                     copy = ir.Node("", "Identity", [value], num_outputs=1)
@@ -241,6 +236,11 @@ def lift_initializers(draft: Draft) -> None:
                     copy.outputs[0].name = f"{value.name}_given"
                     graph.append(copy)
                     graph.outputs[k] = copy.outputs[0]
+            graph.initializers.pop(name)
+            while value.name in taken:  # two branches may each have one of the same name
+                value.name = f"{value.name}_"
+            taken.add(str(value.name))
+            draft.graph.register_initializer(value)
 
 
 def lift_constants(draft: Draft) -> None:

@@ -65,7 +65,7 @@ def _restore(graph: ir.Graph, value: ir.Value, originals: "_Originals") -> None:
     if kept != value.name:
         _rename(graph, value, kept, groups[kept])
     if not originals.are_named:
-        value = _undo_expand(graph, value)
+        value = _undo_expand(graph, value, folding is not None and folding.is_moved and not folding.reads_rows)
         if folding is not None:
             _undo_broadcast(graph, value, folding.parameters)
             if folding.reads_rows:
@@ -97,11 +97,13 @@ class _Originals:
             return folding.parameters[0]
         given = [i.name for i in inputs_of_call(node, self.inputs) if i.kind == PARAMETER]
         if folding is not None:
-            given = [name for name in given if name in folding.parameters]
+            alike = {_last(name) for name in folding.parameters} if folding.is_moved else set()
+            given = [n for n in given if n in folding.parameters] or [n for n in given if _last(n) in alike]
         if own in given or (is_folded_norm(node) and role != "bias"):
             return own
         if given or self.are_named:
-            matching = [name for name in given if name.endswith(f".{ending}")] if len(given) > 1 else given
+            matching = [n for n in given if _last(n) == _last(own)] or [n for n in given if _ends(n, ending)]
+            matching = matching if len(given) > 1 else given
             return matching[0] if len(matching) == 1 else own
         near = folding.parameters if folding else [name for name in self._gone if is_inside(name, module)]
         if folding is None and len(near) == 1:
@@ -114,6 +116,16 @@ class _Originals:
         if node not in same:
             same.append(node)
         return same.index(node)
+
+
+def _last(name: str) -> str:
+    """The last part of a parameter's name: copies of a layer, which start from the same numbers, have the same one."""
+    return name.rpartition(".")[2]
+
+
+def _ends(name: str, ending: str) -> bool:
+    """Whether a parameter is a weight or a bias by its name, in_proj_bias say."""
+    return _last(name) == ending or name.endswith(f"_{ending}")
 
 
 def _ending(role: str | None) -> str:
@@ -220,8 +232,11 @@ def _tie_embeddings(graph: ir.Graph) -> None:
                 _tie(graph, value, table, uses)
 
 
-def _undo_expand(graph: ir.Graph, value: ir.Value) -> ir.Value:
-    """Makes one again of a token that the exporter repeated for each example of its batch; the initializer there is."""
+def _undo_expand(graph: ir.Graph, value: ir.Value, is_moved: bool) -> ir.Value:
+    """Makes one again of a token that the exporter repeated for each example of its batch; the initializer there is.
+
+    `is_moved`: nothing else was done to it, so that what repeats along other axes was one number there, too.
+    """
     shape = () if value.const_value is None else value.const_value.shape.numpy()
     batches = (v for v in graph.inputs if v.shape is not None and len(v.shape) and v.shape[0] == shape[0])
     if len(shape) < 3 or shape[0] < 2 or (batch := next(batches, None)) is None or value.const_value is None:
@@ -229,21 +244,25 @@ def _undo_expand(graph: ir.Graph, value: ir.Value) -> ir.Value:
     array = value.const_value.numpy()
     if not (array == array[:1]).all():
         return value
-    name, dtype = str(value.name), value.const_value.dtype
-    one = ir.Value(name=name, type=value.type, shape=ir.Shape([1, *shape[1:]]))
-    one.const_value = ir.Tensor(np.ascontiguousarray(array[:1]), dtype=dtype, name=name)
+    name, dtype, array = str(value.name), value.const_value.dtype, array[:1]
+    if is_moved and not (array == array.flat[0]).all():
+        for axis in range(1, array.ndim - 1):
+            first = array.take([0], axis)
+            array = first if (array == first).all() else array
+    one = ir.Value(name=name, type=value.type, shape=ir.Shape(array.shape))
+    one.const_value = ir.Tensor(np.ascontiguousarray(array), dtype=dtype, name=name)
     one.metadata_props.update(value.metadata_props)
     ends = [ir.AttrInt64("start", 0), ir.AttrInt64("end", 1)]
     size = ir.Node("", "Shape", [batch], ends, num_outputs=1, name=f"{name}_batch")
-    rest = ir.AttrTensor("value", ir.Tensor(np.ones(len(shape) - 1, np.int64)))
-    ones = ir.Node("", "Constant", [], [rest], num_outputs=1, name=f"{name}_ones")
-    whole = ir.Node("", "Concat", [size.outputs[0], ones.outputs[0]], [ir.AttrInt64("axis", 0)], num_outputs=1)
+    rest = ir.AttrTensor("value", ir.Tensor(np.array(shape[1:])))
+    others = ir.Node("", "Constant", [], [rest], num_outputs=1, name=f"{name}_rest")
+    whole = ir.Node("", "Concat", [size.outputs[0], others.outputs[0]], [ir.AttrInt64("axis", 0)], num_outputs=1)
     whole.name = f"{name}_shape"
     expand = ir.Node("", "Expand", [one, whole.outputs[0]], num_outputs=1, name=f"{name}_expanded")
-    for node in (size, ones, whole, expand):
+    for node in (size, others, whole, expand):
         node.outputs[0].name = node.name
     expand.outputs[0].type, expand.outputs[0].shape = value.type, value.shape
-    for node in (expand, whole, ones, size):
+    for node in (expand, whole, others, size):
         graph.insert_before(graph[0], node)
     value.replace_all_uses_with(expand.outputs[0])
     graph.initializers.pop(name)
