@@ -34,8 +34,8 @@ RUNS, LONG_RUN, SHORT_RUN = 5, 100, 30
 def step_legend(ours: str = OURS) -> str:
     """What `step_time` says."""
     return (
-        "Forward, backward and AdamW, milliseconds a step: the median, and from which to which time eight steps of ten "
-        f"take; then how many times {ours}'s median. Below it the best step."
+        "Milliseconds for forward, backward and AdamW: the median, in brackets the 10th to 90th percentile, and the "
+        f"ratio to the median of {ours}. The second line is the best step."
     )
 
 
@@ -127,9 +127,9 @@ def _losses(sides: Sides) -> str:
 
 def _legend(rows: Sequence[Row]) -> str:
     sentences = [
-        f"{step_legend()} **Bold**: better than onnxgrad. Peak memory of building and five steps, besides what the "
-        "libraries hold. Loss of the fifth step: onnxgrad's, onnxruntime-training's and PyTorch's, once where they are "
-        "the same.",
+        f"{step_legend()} **Bold**: better than onnxgrad. Peak memory is that of building and five steps, without the "
+        "libraries. Losses are those of the fifth step: onnxgrad, onnxruntime-training and PyTorch, or one number if "
+        "they are equal.",
         *_floor_legend(rows),
     ]
     return "  \n".join([*sentences, *_notes(rows), origin(rows, "python -m bench.training")])
@@ -152,15 +152,17 @@ def _notes(rows: Sequence[Row]) -> list[str]:
     """How long the runs were, and what else a reader should know of them."""
     found = []
     if any(row.p10_ms is not None for row in rows):
-        found.append(f"Each side in a process of its own, {RUNS} runs of at least {LONG_RUN} steps on end, by turns.")
+        found.append(
+            f"Each side runs in its own process; the sides alternate, with {RUNS} runs of at least {LONG_RUN} steps."
+        )
     if any(row.median_ms is not None and row.p10_ms is None for row in rows):
         found.append(
-            "Where there is no range, the runs had a few steps only (45 ms, the MLP 15 ms): the median and the best "
-            "are those of the runs' means."
+            "Rows without a range come from short runs (45 ms, the MLP 15 ms): their median and best are those of the "
+            "means of runs."
         )
     short = [r for r in rows if r.calls is not None and r.calls < RUNS * LONG_RUN]
     if told := [f"{r.calls // RUNS} of {r.work.split(':')[0]} with {r.side}" for r in short if r.calls]:
-        found.append(f"Fewer steps a run where one takes more than 100 ms: {', '.join(told)}.")
+        found.append(f"Runs are shorter where a step takes more than 100 ms: {', '.join(told)}.")
     if rows[0].processor.endswith(AVX2_ALONE):
         found.append("NumPy, PyTorch and onnxgrad leave newer instructions alone; onnxruntime has no such switch.")
     return found + busy(rows)

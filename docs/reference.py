@@ -21,18 +21,18 @@ Generated from signatures and docstrings by `make docs`. [Getting started](getti
 guide](guide.md) gradients; [operators.md](operators.md) has inputs, outputs and types of every operator."""
 
 TRAINING = """`onnxgrad.Trainer` trains a model on batches with a loss, an optimizer and a schedule; metrics are
-measured beside the loss."""
-LOSSES = "A loss takes the name of the output that predicts, and adds an input for the target."
-OPTIMIZERS = "An optimizer is a small value: its settings, and other settings for parameters of some names."
+computed on validation data."""
+LOSSES = "A loss takes the name of the output that it compares with the target, and adds an input for the target."
+OPTIMIZERS = "An optimizer holds its settings, and other settings for groups of parameters by name."
 SCHEDULES = "The factor of the learning rate at each update."
-CALLBACKS = "What fit() calls along the way: they watch, keep the best epoch, and end training early."
-SOURCES = """Data as people have it, as [data.md](data.md) shows; `Batches` takes a source, which `read` makes of a file
+CALLBACKS = "Objects that fit() calls: they monitor training, keep the best epoch, and end training early."
+SOURCES = """[data.md](data.md) shows how to load data; `Batches` takes a source, which `read` makes from a file
 or folder."""
-METRICS = "Numbers for validation data besides the loss; any function of outputs and batch is one."
-FINE_TUNING = """Change a model before it is trained; [fine-tuning.md](fine-tuning.md) shows how they are used."""
-GRADIENTS = "Take a model and return the model with its gradient, or with products of its Hessian."
-RUNTIME = "These make our operators known to stock onnxruntime, onnx and models, and set the number of threads."
-CALLS = "Every operator is called in the same ways; [operators.md](operators.md) says what each of them computes."
+METRICS = "Numbers for validation data besides the loss; any function of outputs and batch is a metric too."
+FINE_TUNING = """Functions that change a model before training; [fine-tuning.md](fine-tuning.md) shows how to use them."""
+GRADIENTS = "Functions that take a model and return it with its gradient, or with Hessian-vector products."
+RUNTIME = "Functions that add our operators to stock onnxruntime, onnx and models, and set the number of threads."
+CALLS = "Every operator is called in the same ways; [operators.md](operators.md) documents each of them."
 TORCH = """Models, modules and ONNX operators inside PyTorch, differentiable by torch.autograd; `import onnxgrad.torch`.
 [pytorch.md](pytorch.md) shows them."""
 ORT_TRAINING = """The names of onnxruntime-training 1.19.2;

@@ -127,11 +127,15 @@ def check_gradient(
     seed: int = 0,
     new_ops: Sequence[type[OpRun]] = (),
 ) -> GradientCheck:
-    """Compares gradient(model, wrt, of) with central differences, in float64 whatever the model's type.
+    """Compares gradient(model, wrt, of) with central differences, in float64 for models of any type.
 
-    `feeds` are the model's inputs. Each input or parameter is moved in `directions` random directions; a right gradient
-    shows errors of about 1e-8, unless the model has a kink within 1e-5 of these numbers. `new_ops` are operators of
-    your own, as onnx.reference takes them. What the model draws at random, Dropout's choice say, is drawn once.
+    - `feeds`: the inputs of the model by name.
+    - `wrt`, `of`: as in gradient().
+    - `directions`: the number of random directions in which each input or parameter is moved, drawn with `seed`.
+    - `new_ops`: custom operators, as onnx.reference takes them.
+
+    A correct gradient has errors of about 1e-8, unless the model has a kink within 1e-5 of these inputs. Random values
+    of the model, such as the choice of Dropout, are drawn once. `print(check_gradient(…))` shows a table.
     """
     proto = in_float64(_whole_proto(model))
     draft = prepare(ir.from_proto(proto), "check_gradient")

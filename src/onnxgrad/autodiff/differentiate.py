@@ -35,14 +35,19 @@ def gradient(
     parameters_as_inputs: bool = False,
     recompute: bool = False,
 ) -> Any:
-    """The model with its gradient: outputs `<name>_grad` after its own, one for each of `wrt`, in that order.
+    """Returns the model with gradients: an output `<name>_grad` for each of `wrt`, after its own outputs.
 
-    `model` is a path, an onnx.ModelProto or an onnx_ir.Model, which gives an onnx_ir.Model; it is not changed.
-    `of` names the output to differentiate, by default the only one. A scalar is seeded with 1; for any other the
-    result has an input `<output>_grad`, and the gradients are a vector–Jacobian product. Several may be named.
-    `wrt` names initializers and graph inputs, or patterns of such names (`layer1.*`); by default the parameters that
-    `of` depends on, as `onnxgrad inspect` shows them. `parameters_as_inputs` makes inputs of what is asked for.
-    With `recompute`, a Loop or Scan of n steps keeps about √n of its states, not all, and computes each step once more.
+    - `model`: a path, an onnx.ModelProto or an onnx_ir.Model; it is not changed. For an onnx_ir.Model the result is one
+      too.
+    - `wrt`: names of initializers and graph inputs, or patterns (`layer1.*`), in the order of the new outputs; by
+      default the parameters that `of` depends on, as `onnxgrad inspect` shows them.
+    - `of`: the output to differentiate, by default the only one, or several, whose gradients are summed. A scalar is
+      seeded with 1; for any other the result has an input `<output>_grad`, and the gradients are vector-Jacobian
+      products.
+    - `parameters_as_inputs`: turns the initializers in `wrt` into inputs.
+    - `recompute`: keeps only about √n states of a Loop or Scan of n steps, and computes each step once more.
+
+    `onnxgrad.session(onnxgrad.gradient("model.onnx", wrt="x", of="logits"))` runs the result.
     """
     draft = prepare(load(model, "gradient"), "gradient")
     if recompute:
@@ -59,12 +64,12 @@ def hvp(
     *,
     parameters_as_inputs: bool = False,
 ) -> Any:
-    """The model with a product of its Hessian and a vector: outputs `<name>_hvp` after its own, one for each of `wrt`.
+    """Returns the model with Hessian-vector products: an output `<name>_hvp` for each of `wrt`, after its own outputs.
 
-    The arguments are those of gradient(). The vector is as many inputs `<name>_vector`, each in the shape of what it
-    belongs to, so the product has the blocks of the Hessian that mix two of `wrt`, too. Where `of` is not a scalar, the
-    result has an input `<output>_grad`, and the Hessian is that of the sum of `of` times it. A run costs about two
-    gradients; the Hessian itself is never made.
+    The arguments are those of gradient(). The vector consists of inputs `<name>_vector`, each with the shape of its
+    input or parameter, so the product includes the blocks of the Hessian that mix two of `wrt`. If `of` is not a
+    scalar, the result has an input `<output>_grad`, and the Hessian is that of the sum of `of` times this input. A run
+    costs about as much as two gradients, and never forms the Hessian.
     """
     draft = prepare(load(model, "hvp"), "hvp")
     draft, _, _ = add_hvp(draft, wrt, of, parameters_as_inputs=parameters_as_inputs)

@@ -43,13 +43,15 @@ def is_adapter_path(path: Path) -> bool:
 
 
 def save_adapter(model: Any, path: str | Path) -> list[Path]:
-    """Writes the adapters of a model, or of a Trainer, into files of their own; returns the files that were written.
+    """Writes the adapters of a model or a Trainer, and returns the written files.
 
-    `model` is a Trainer, a path, an onnx.ModelProto or an onnx_ir.Model. In a folder, `path` without an ending, the
-    files are those of Hugging Face's PEFT, adapter_model.safetensors and adapter_config.json; PEFT loads them into a
-    PyTorch model whose layers have the same names. With the ending .safetensors it is one file, with the settings in
-    its metadata. What else the Trainer has trained, a new head say, is in it, too. With the ending .onnx_adapter it is
-    a file of onnxruntime's, for models whose adapters are inputs: `onnxgrad.lora(…, as_inputs=True)`.
+    - `model`: a Trainer, a path, an onnx.ModelProto or an onnx_ir.Model.
+    - `path`: without an ending, a folder with the files of Hugging Face PEFT, adapter_model.safetensors and
+      adapter_config.json, which PEFT loads into a PyTorch model whose layers have the same names. With the ending
+      .safetensors, one file with the settings in its metadata. With the ending .onnx_adapter, a file in the format of
+      onnxruntime, for models from `onnxgrad.lora(…, as_inputs=True)`.
+
+    A folder or .safetensors file also contains other weights that the Trainer has trained, such as a new head.
     """
     target = Path(path)
     if not is_adapter_path(target):
@@ -214,12 +216,15 @@ class _File:
 
 
 def load_adapter(model: Any, path: str | Path, *, as_inputs: bool = False) -> Any:
-    """The model with the adapters of a file, of save_adapter() or PEFT's.
+    """Returns the model with the adapters of a file, from save_adapter() or PEFT.
 
-    `model` is a path, an onnx.ModelProto or an onnx_ir.Model, which gives an onnx_ir.Model; it is not changed. It gets
-    adapters as the file has them; if it has such already, they take the file's numbers. Other weights in the file, a
-    head that was trained with the adapters say, take the place of the model's. `path` is a folder of PEFT's, or a
-    .safetensors file. `as_inputs` is that of lora().
+    - `model`: a path, an onnx.ModelProto or an onnx_ir.Model; it is not changed. For an onnx_ir.Model the result is one
+      too.
+    - `path`: a PEFT folder, or a .safetensors file.
+    - `as_inputs`: as in lora().
+
+    If the model has the same adapters already, they get the numbers of the file. Other weights in the file, such as a
+    head that was trained with the adapters, replace those of the model.
     """
     file = _read(Path(path))
     dropout = float((file.settings or {}).get("lora_dropout", 0))

@@ -16,11 +16,15 @@ from onnxgrad.passes.validate import validate
 
 
 def cut(model: Any, outputs: str | Sequence[str], inputs: str | Sequence[str] = ()) -> Any:
-    """The part of a model that computes `outputs`, values anywhere in it: features, say.
+    """Returns the part of a model that computes `outputs`, for example its features.
 
-    `model` is a path, an onnx.ModelProto or an onnx_ir.Model, which gives an onnx_ir.Model; it is not changed. With
-    `inputs`, values inside the model too, the part begins there: they become inputs, in this order, before those of
-    the model's own that are still needed. Nodes, weights, functions and inputs that the part does not need are gone.
+    - `model`: a path, an onnx.ModelProto or an onnx_ir.Model; it is not changed. For an onnx_ir.Model the result is one
+      too.
+    - `outputs`: names of values anywhere in the model.
+    - `inputs`: names of values where the part begins. They become its inputs, in this order, before the inputs of the
+      model that it still needs.
+
+    The part contains only the nodes, weights, functions and inputs that it needs.
     """
     draft = Draft(load(model, "cut"), "cut").run([adopt_strays, validate])
     cut_draft(draft, _listed(outputs), _listed(inputs))

@@ -22,12 +22,15 @@ Connections = Mapping[str, str]
 
 
 def join(first: Any, second: Any, connections: Connections | None = None, *, prefix: str = "second.") -> Any:
-    """One model of two: `connections` maps outputs of the first to the inputs of the second that take them.
+    """Connects two models: `connections` maps outputs of the first to inputs of the second.
 
-    Both are paths, onnx.ModelProtos or onnx_ir.Models; the result is an onnx_ir.Model if the first is one. Neither is
-    changed. Without `connections` the only output of the first goes into the only input of the second. The result has
-    the other inputs of both, and as outputs the others of the first and those of the second. Names of the second that
-    the first has, too, get the `prefix`; of two opsets the newer one is taken. Functions and metadata of both are kept.
+    - `first`, `second`: paths, onnx.ModelProtos or onnx_ir.Models; they are not changed. If the first is an
+      onnx_ir.Model, so is the result.
+    - `connections`: by default the only output of the first and the only input of the second.
+    - `prefix`: put before names of the second model that the first uses too.
+
+    The result has the unconnected inputs of both models, the unconnected outputs of the first, and the outputs of the
+    second. It has the newer of the two opsets, and the functions and metadata of both.
     """
     one, two = (
         Draft(load(first, "join: first"), "join: first"),

@@ -30,16 +30,21 @@ def lora(
     *,
     as_inputs: bool = False,
 ) -> Any:
-    """The model with a LoRA adapter beside each weight that `targets` names; it computes the same until it is trained.
+    """Returns the model with LoRA adapters on the weights that `targets` selects; before training its results are the
+    same.
 
-    `model` is a path, an onnx.ModelProto or an onnx_ir.Model, which gives an onnx_ir.Model; it is not changed.
-    `targets` are patterns of the names of weights, layers or nodes, with `|` between alternatives, or the ends of such
-    names (`q_proj`). Weights of MatMul, Gemm, Conv, Gather and MatMulNBits can have an adapter, of floating-point
-    numbers or quantized; they stay as they are. An adapter adds x·A·B · alpha / rank to what a layer makes of x; A is
-    random, by `seed`, and B is 0. `dropout` is the share of an adapter's inputs that training drops.
+    - `model`: a path, an onnx.ModelProto or an onnx_ir.Model; it is not changed. For an onnx_ir.Model the result is one
+      too.
+    - `targets`: patterns of the names of weights, layers or nodes, separated by `|`, or the ends of such names
+      (`q_proj`). Weights of MatMul, Gemm, Conv, Gather and MatMulNBits can have adapters, whether floating-point or
+      quantized; they stay unchanged.
+    - `rank`, `alpha`: an adapter adds x·A·B · alpha / rank to the output of the layer for the input x. A is random,
+      drawn with `seed`, and B is 0.
+    - `dropout`: the share of the inputs of an adapter that training drops.
+    - `as_inputs`: makes the adapters inputs with default values, so that stock onnxruntime can switch adapters (see
+      save_adapter).
 
-    A Trainer of the result trains the adapters alone, and what its `trainable` names. With `as_inputs` the adapters are
-    inputs with values of their own, so that stock onnxruntime can run the model with other adapters (save_adapter).
+    A Trainer of the result trains only the adapters and what its `trainable` names.
     """
     _expect(rank, alpha, dropout)
     loaded = loaded_for_adapters(model, "lora", dropout)

@@ -18,11 +18,11 @@ _WHOLE = {"INT8", "UINT8", "INT4", "UINT4", "INT2", "UINT2", "INT16", "UINT16"}
 
 
 def merge_lora(model: Any) -> Any:
-    """The model without adapters, their products added to its weights.
+    """Returns the model without adapters, with their products added to its weights.
 
-    `model` is a path, an onnx.ModelProto or an onnx_ir.Model, which gives an onnx_ir.Model; it is not changed.
-    Half types are rounded once. Quantized weights are quantized anew, in the same type and the same blocks, with new
-    scales, which rounds what an adapter has learned: compare how the model does before and after.
+    `model` is a path, an onnx.ModelProto or an onnx_ir.Model, which gives an onnx_ir.Model; it is not changed. Half
+    types are rounded once. Quantized weights are quantized again, in the same type and the same blocks with new scales.
+    This rounds what an adapter has learned: compare the accuracy before and after.
     """
     loaded = load(model, "merge_lora")
     expect_weights(loaded, "merge_lora")

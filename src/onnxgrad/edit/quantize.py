@@ -43,19 +43,22 @@ def quantize(
     block_size: int = 32,
     exclude: str | Sequence[str] = (),
 ) -> Any:
-    """The model with weights and activations of a few bits, in the QDQ form that onnxruntime runs in integer kernels.
+    """Returns the quantized model, in the QDQ form that onnxruntime runs with integer kernels.
 
-    `model` is a path, an onnx.ModelProto or an onnx_ir.Model, which gives an onnx_ir.Model; it is not changed. `data`
-    yields dicts of arrays by the names of the inputs, Batches say; other names in them are left out. onnxruntime's own
-    tools fold BatchNormalization into convolutions, run the model on all of `data`, and choose scales by the smallest
-    and the largest number of every value. `weights` are "int8", "uint8", "int4" or "uint4", `activations` "uint8",
-    "int8", "uint16" or "int16". With `per_channel` each output of a layer has a scale of its own.
+    - `model`: a path, an onnx.ModelProto or an onnx_ir.Model; it is not changed. For an onnx_ir.Model the result is one
+      too.
+    - `data`: dicts of arrays by input name for calibration, for example Batches; other names are ignored. onnxruntime's
+      tools fold BatchNormalization into convolutions, run the model on all of `data`, and choose scales by the smallest
+      and the largest number of every value.
+    - `weights`: "int8", "uint8", "int4" or "uint4".
+    - `activations`: "uint8", "int8", "uint16", "int16" or None. With None, only the weights of matrix products and
+      convolutions are quantized, and no data is needed: the model computes in floating point, with weights of a quarter
+      or an eighth of their size.
+    - `per_channel`: one scale for each output channel of a layer, instead of one for the layer.
+    - `block_size`: with 4-bit weights and no activations, how many weights of a sum share a scale.
+    - `exclude`: names or patterns of nodes or weights to leave in floating point.
 
-    If `activations` is None, only the weights of products and convolutions are quantized, and no data is needed: the
-    model computes in floating point, with weights of a quarter or an eighth of their size. Those of products in 4 bits
-    then have a scale for each `block_size` of the numbers that are summed.
-
-    `exclude` names nodes or weights that stay as they are, patterns allowed. A Trainer trains the result.
+    A Trainer trains the result.
     """
     if weights not in WEIGHTS:
         raise ValueError(f"quantize: weights is {weights!r}, expected one of {listed(WEIGHTS)}")

@@ -50,18 +50,22 @@ def replace_head(
     layers: Any = None,
     seed: int = 0,
 ) -> Any:
-    """The model with a new last layer, of `classes` results: the last product or convolution before an output.
+    """Returns the model with a new last layer: the last matrix product or convolution before an output.
 
-    `model` is a path, an onnx.ModelProto or an onnx_ir.Model, which gives an onnx_ir.Model; it is not changed. The new
-    weight and bias are random, drawn with the `seed` as PyTorch's layers draw theirs, and have the names of the old
-    ones; `trainable="head"` of a Trainer trains them alone. What follows the layer, Softmax say, stays. Outputs that
-    hold for the old classes alone, such as scikit-learn's labels, are gone.
+    - `model`: a path, an onnx.ModelProto or an onnx_ir.Model; it is not changed. For an onnx_ir.Model the result is one
+      too.
+    - `classes`: the number of results of the new layer.
+    - `output`: the output whose head to replace, if there are several; or a value inside the model, which then becomes
+      an output and replaces those that depend on it.
+    - `shape`: instead of `classes`, the shape of an output that is more than a vector, `[-1, 17, 2]`.
+    - `layers`: instead of either, operators for the input of the old head: a model, or a graph as ONNX text. Its inputs
+      with known shapes, all but the first, become new weights: `head (float[n, 512] x, float[512, 2] w, float[2] b) =>
+      (float[n, 2] y) { p = MatMul(x, w) y = Add(p, b) }`.
+    - `seed`: of the new weights, which are initialized like PyTorch's layers.
 
-    `output` names the output whose head it is, if there are several; or a value inside the model, which then becomes an
-    output in place of those that depend on it. `shape` in place of `classes` is that of an output which is more than a
-    vector, `[-1, 17, 2]`. `layers` in place of either are operators of your own for the input of the old head: a model,
-    or a graph as ONNX text, whose inputs with known shapes, all but the first, become new weights:
-    `head (float[n, 512] x, float[512, 2] w, float[2] b) => (float[n, 2] y) { p = MatMul(x, w) y = Add(p, b) }`.
+    The new weights have the names of the old ones; a Trainer with `trainable="head"` trains only them. Nodes after the
+    layer, such as Softmax, stay. Outputs that are valid only for the old classes, such as scikit-learn's labels, are
+    removed.
     """
     caller = "replace_head"
     if [classes, shape, layers].count(None) != 2:

@@ -33,11 +33,12 @@ Use = tuple[tuple[Any, ...], tuple[bool, ...]]  # values of the attributes, and 
 
 
 def add_functions(model: Any) -> ModelProto:
-    """A copy of the model with an ONNX function of standard operators for every operator of onnxgrad in it.
+    """Returns a copy of the model that contains every operator of onnxgrad in it as an ONNX function of standard
+    operators.
 
     `model` is an onnx.ModelProto, an onnx_ir.Model or a path. The result runs on stock onnxruntime and in
-    onnx.reference; with onnxgrad's operators registered, their kernels run. Functions that the model brings along
-    under such a name stay as they are.
+    onnx.reference; where onnxgrad's operators are registered, their kernels run. Existing functions of the model with
+    these names stay unchanged.
     """
     result = _loaded(model)
     for function in [f for f in result.functions if f.doc_string == WRITTEN_BY]:

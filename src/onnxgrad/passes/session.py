@@ -13,13 +13,14 @@ from onnxgrad.schema import MICROSOFT, STRAYS, is_standard
 
 
 def session(model: Any, options: Any = None, providers: Sequence[Any] | None = None) -> Any:
-    """An onnxruntime.InferenceSession for a model, with every operator of onnxgrad; Ctrl-C interrupts its runs.
+    """Returns an onnxruntime.InferenceSession for a model, with every operator of onnxgrad; Ctrl-C interrupts its runs.
 
-    `model` is a path, an onnx.ModelProto or an onnx_ir.Model, which is not changed; weights may be in files of their
-    own, in any folder. Operators of onnxruntime-training that onnxgrad has no kernels for are written with others
-    first; what they would write into an input of the model is an output then, `<input>.updated`. `options`,
-    onnxruntime.SessionOptions of yours, are used as they are, with the operators added. `providers` are those of
-    InferenceSession.
+    - `model`: a path, an onnx.ModelProto or an onnx_ir.Model; it is not changed. External weights may be in any folder.
+    - `options`: existing onnxruntime.SessionOptions, to which the operators are added.
+    - `providers`: those of InferenceSession.
+
+    Operators of onnxruntime-training without a kernel in onnxgrad are expanded into other operators. Where such an
+    operator would write into an input of the model, the session has an output `<input>.updated` instead.
     """
     foreign = foreign_operators(model)
     return open_session(expanded(model, foreign) if foreign else model, options, providers)

@@ -67,18 +67,22 @@ def vjp(
     doc: str = "",
     **by_input: Function | Mark,
 ) -> None:
-    """Registers how an operator passes a gradient back: for each input, under its name, a function (g, n).
+    """Registers a gradient rule for an operator: a function `(g, n)` for each input, under the name of the input.
 
     `g` is the gradient of the first output and `n` the node, whose inputs, outputs and attributes are `n.<name>`. The
-    function returns the gradient of its input; instead of one, `nondiff` says that there is none and `todo` that it is
-    not written.
+    function returns the gradient of its input. Instead of a function, `nondiff` marks an input without a gradient, and
+    `todo` one whose gradient is not implemented.
 
-    `broadcast`: its inputs are broadcast to one shape, and the functions need not undo that. `outputs`: names of the
-    outputs whose gradients the functions use (`n.grad(k)`), if that is not the first alone. `rewrite`: takes the node
-    before anything is differentiated, and returns values to take the place of its outputs: an operator that keeps what
-    the gradient needs. `subgraphs`: for an operator that has some, takes the node and a list of values, inputs and what
-    the subgraphs read from outside, and returns pairs of a value and what the node adds to its gradient. `doc`: a
-    choice made, where there is one.
+    - `broadcast`: the inputs are broadcast to a common shape; the engine sums the gradients back.
+    - `outputs`: names of the outputs whose gradients the functions use as `n.grad(k)`, if not only the first.
+    - `rewrite`: a function that takes the node before differentiation and returns values that replace its outputs, for
+      example an operator that keeps what the gradient needs.
+    - `subgraphs`: for an operator with subgraphs, a function that takes the node and a list of values, inputs and what
+      the subgraphs read from outside, and returns pairs of a value and the node's contribution to its gradient.
+    - `doc`: the choice at a kink, for the table of rules.
+
+    `onnxgrad.vjp("Squash", domain="my.domain", x=lambda g, n: g / (1 + op.Abs(n.x)) ** 2)` adds a rule with `op` from
+    onnxgrad.rules.
     """
     names = list(by_input)
     if defs.has(op_type, domain):

@@ -41,12 +41,12 @@ def require_onnxruntime(caller: str) -> Any:
 
 
 def register(options: Any = None) -> Any:
-    """Makes every operator of onnxgrad known to sessions made with `options`, new ones if None; returns them.
+    """Adds every operator of onnxgrad to onnxruntime.SessionOptions, by default new ones, and returns them.
 
-    onnxgrad.session() does it by itself, for any model. Call register() where others make the session, of a model that
-    has operators of onnxgrad and imports the domain com.microsoft, as all models of `gradient` do. onnxruntime refuses
-    most other models with these options: it then finds none of its own operators of that domain, which it puts in place
-    of Gemm and Relu, say. Options that have the operators already stay as they are.
+    onnxgrad.session() does this for any model. Call register() where other code makes the session, for a model that has
+    operators of onnxgrad and imports the domain com.microsoft, as all models from `gradient` do. onnxruntime refuses
+    most other models with these options: it does not find its own operators of that domain, for example those that fuse
+    Gemm and Relu. Calling it again for the same options has no effect.
     """
     onnxruntime = require_onnxruntime("onnxgrad.register")
     options = onnxruntime.SessionOptions() if options is None else options

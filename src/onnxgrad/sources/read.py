@@ -45,15 +45,16 @@ def read(
     length: int | None = None,
     like: Source | None = None,
 ) -> Source:
-    """The examples of a file or folder, as a model and its loss take them.
+    """Reads the examples of a file or folder, as a model and its loss need them.
 
-    `path` is a table (.csv, .tsv, .parquet, .jsonl), a text (.txt), arrays (.npz, a folder of .npy), a folder of
-    images by class, or a Hugging Face dataset on disk. Without a model, every column of it is an array. `columns` names
-    those that an input or target is made of, patterns allowed: `{"x": ["width", "height"], "target": "species"}`. Of
-    images, `image_size` is the height and width where the model leaves them open, `normalize` "imagenet", "0..1",
-    "-1..1", "0..255" or "mean,mean,mean/std,std,std", and `augment` any of "flip", "crop", "color" and "rotate". Of
-    text, `tokenizer` is a tokenizer.json, and `length` the most tokens of an example. With `like`, text becomes the
-    classes that it is in that source, the one to train on.
+    - `path`: a table (.csv, .tsv, .parquet, .jsonl), text (.txt), arrays (.npz, a folder of .npy), a folder of images
+      by class, or a Hugging Face dataset on disk. Without a model, every column is an array.
+    - `columns`: the columns of an input or target, patterns allowed: `{"x": ["width", "height"], "target": "species"}`.
+    - `image_size`: height and width of images, where the model leaves them open.
+    - `normalize`: "imagenet", "0..1", "-1..1", "0..255" or "mean,mean,mean/std,std,std".
+    - `augment`: any of "flip", "crop", "color" and "rotate".
+    - `tokenizer`: a tokenizer.json, for text; `length`: the maximum number of tokens of an example.
+    - `like`: a source whose classes to use for text, that of the training data.
     """
     fields = None
     if model is not None:

@@ -12,10 +12,9 @@ HELD_OUT = 1  # sets the choice of examples to hold out apart from other uses of
 
 
 class Source(ABC):
-    """Examples by number, from which `Batches` takes its batches. One of yours has these methods: `len` and `take`.
+    """Examples by index, from which `Batches` makes batches. A custom source implements `__len__` and `take`.
 
-    `classes` has the names of the classes of columns that were text, `remarks` are sentences about how the data was
-    read.
+    `classes` has the class names of columns that were text, `remarks` sentences about how the data was read.
     """
 
     classes: Mapping[str, Sequence[str]] = {}
@@ -118,9 +117,9 @@ class Arrays(Source):
 
 
 def balanced_weights(labels: Array, classes: int | None = None) -> list[float]:
-    """A weight for each class, so that all classes count the same: as scikit-learn's "balanced".
+    """Returns a weight for each class that compensates for its frequency, as "balanced" in scikit-learn.
 
-    `labels` are the class numbers of all examples, those below 0 left out. A class without examples has the weight 1.
+    `labels` are the class numbers of all examples; those below 0 are ignored. A class without examples has weight 1.
     """
     counts = np.bincount(labels[labels >= 0].ravel(), minlength=classes or 0)
     there = np.count_nonzero(counts)

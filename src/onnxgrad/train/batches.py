@@ -148,12 +148,13 @@ def slice_of(examples: int, rank: int, size: int) -> slice:
 
 
 class Batches:
-    """Examples cut into batches of `size`, in a new random order for each epoch.
+    """Splits examples into batches of `size`, in a new random order for each epoch.
 
-    `data` is a dict of arrays with the examples along the first axis, a source that `onnxgrad.sources.read` has made
-    for a model, the path of a file or folder that it reads, or a Hugging Face `datasets.Dataset`. The order depends
-    only on `seed` and the number of the epoch, and so does what is random in the examples. So many `workers` are
-    processes that make batches ahead of the step, the same ones whatever their number.
+    - `data`: a dict of arrays with the examples along the first axis, a source from `onnxgrad.sources.read`, the path
+      of a file or folder that it reads, or a Hugging Face `datasets.Dataset`.
+    - `seed`: the order, and random augmentations, depend only on it and the number of the epoch.
+    - `drop_last`: drops a last batch that is smaller.
+    - `workers`: the number of processes that make batches in the background; the batches do not depend on it.
     """
 
     def __init__(

@@ -19,11 +19,11 @@ MODES = ("min", "max")
 
 
 class Callback:
-    """What fit() calls; a class of your own has those of these methods that it needs.
+    """The methods that fit() calls; a custom callback overrides those that it needs.
 
-    on_start, on_step and on_epoch may return a sentence: why training ends. Among many processes every one calls them,
-    and all end if one of them wants to. What `state()` returns, a dict that JSON can hold, is in every checkpoint, and
-    `load_state()` gets it before on_start when training is resumed, or else an empty dict.
+    on_start, on_step and on_epoch may return a sentence, which ends training and is the reason. With several processes
+    every one calls them, and all end if one asks to. `state()` returns a dict for JSON, which every checkpoint
+    contains; `load_state()` gets it before on_start when training is resumed, and otherwise an empty dict.
     """
 
     def on_start(self, trainer: "Trainer") -> str | None:
@@ -105,10 +105,10 @@ def _is_better_if_higher(metric: Any, name: str, monitor: str) -> bool:
 
 
 class EarlyStopping(Monitoring):
-    """Ends training after `patience` epochs in a row that were not better than the best one by more than `min_delta`.
+    """Ends training after `patience` epochs in which `monitor` did not improve by more than `min_delta`.
 
-    `monitor` is "loss" or the name of a metric: of the validation data, or without such the loss in training. `mode`
-    says whether "min" or "max" is best; the loss and metrics of onnxgrad.metrics know it themselves.
+    `monitor` is "loss" or the name of a metric: of the validation data, or without validation data the training loss.
+    `mode` says whether "min" or "max" is best; the loss and the metrics of onnxgrad.metrics do not need it.
     """
 
     def __init__(
@@ -144,10 +144,10 @@ class EarlyStopping(Monitoring):
 
 
 class KeepBest(Monitoring):
-    """Keeps the checkpoint of the best epoch in the file `path`, and gives the trainer that state when fit() ends.
+    """Saves the checkpoint of the best epoch in the file `path`, and restores it into the trainer when fit() ends.
 
-    `monitor` and `mode` are as of EarlyStopping; of equal epochs the first is kept. With `restores=False` the trainer
-    stays as it is after the last epoch.
+    `monitor` and `mode` are those of EarlyStopping; of equal epochs the first is kept. With `restores=False` the
+    trainer keeps the state after the last epoch.
     """
 
     def __init__(

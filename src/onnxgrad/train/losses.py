@@ -383,9 +383,9 @@ class BCE(_ReducedLoss):
 
 @dataclass(frozen=True)
 class KLDiv(_ReducedLoss):
-    """The Kullback-Leibler divergence of a distribution, given as logarithms, from the target, given as probabilities.
+    """The Kullback-Leibler divergence of the prediction, given as logarithms, from the target, given as probabilities.
 
-    `log_target`: the target is logarithms, too. `reduction="batchmean"` divides the sum by the first dimension.
+    `log_target`: the target is given as logarithms too. `reduction="batchmean"` divides the sum by the first dimension.
     """
 
     reductions = ("batchmean", *_ReducedLoss.reductions)
@@ -408,11 +408,10 @@ class KLDiv(_ReducedLoss):
 
 @dataclass(frozen=True)
 class Custom(Loss):
-    """A formula of yours: `function` gets prediction and target as tensors and returns a scalar.
+    """A custom loss: `function` takes prediction and target as tensors and returns a scalar.
 
-    It is written with + - * / **, comparisons and `op.<Name>(…)` of `onnxgrad.rules` for any ONNX operator.
-
-    The target has the prediction's type and shape, unless `target_type` (of NumPy) and `target_shape` say otherwise.
+    It uses + - * / **, comparisons and `op.<Name>(…)` of `onnxgrad.rules` for any ONNX operator. The target has the
+    type and shape of the prediction, unless `target_type` (of NumPy) and `target_shape` are given.
     """
 
     prediction: str

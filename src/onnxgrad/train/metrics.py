@@ -24,10 +24,10 @@ CLOSE_TO_1 = 1e-3  # probabilities in half types add up to 1 no better
 
 @dataclass(frozen=True)
 class Metric:
-    """A number that compares the output `prediction` with the batch's array `target`, over all batches.
+    """A number that compares the output `prediction` with the array `target` of the batch, over all batches.
 
-    A metric of your own has `count` and `result`, and says by `higher_is_better` which results are good; or it is any
-    function of outputs and batch, whose numbers are averaged.
+    A custom metric implements `count` and `result`, and sets `higher_is_better`. Any function of outputs and batch is a
+    metric too, whose values are averaged.
     """
 
     higher_is_better: ClassVar[bool | None] = None  # None: that has to be said where it matters
@@ -213,13 +213,16 @@ class _OfEachClass(_OfClasses):
 
 @dataclass(frozen=True)
 class F1(_OfEachClass):
-    """The harmonic mean of precision and recall, of all batches together.
+    """The harmonic mean of precision and recall, over all batches together.
 
-    Predictions are scores of classes along `axis`, or with `threshold` (0 for logits, 0.5 for probabilities) scores on
-    their own, as for BCE: one for each example, or one for each of several labels. `average` is "binary" (that of class
-    1), "macro" (the mean over classes), "micro" (over all decisions) or "weighted" (by how frequent classes are).
-    "auto" is "binary" of two classes and else "macro". Where there is nothing to divide by, a ratio is 0; classes that
-    neither targets nor predictions have are left out of the mean, as in scikit-learn. `ignore_index` does not count.
+    - Predictions are scores of classes along `axis`, or with `threshold` (0 for logits, 0.5 for probabilities) separate
+      decisions, as for BCE: one for each example, or one for each of several labels.
+    - `average`: "binary" (class 1), "macro" (the mean over classes), "micro" (over all decisions), "weighted" (by the
+      frequency of classes), or "auto": "binary" for two classes, otherwise "macro".
+    - `ignore_index`: a class number that does not count.
+
+    As in scikit-learn, a ratio with a zero denominator is 0, and the mean leaves out classes that neither targets nor
+    predictions contain.
     """
 
     average: str = "auto"
@@ -307,12 +310,12 @@ class ConfusionMatrix(_OfClasses):
 
 @dataclass(frozen=True)
 class AUC(Metric):
-    """The area under the ROC curve: how often a member of a class has a higher score than another; ties are half.
+    """The area under the ROC curve: how often a member of a class has a higher score than a non-member; ties are half.
 
-    Scores of classes along `axis` are logits or probabilities, and targets class numbers: the mean over classes, each
-    against the rest. Targets like the prediction are 0 or 1: the mean over labels along `axis`, or the area of the
-    only one. A class is left out if it, or the rest, does not occur; the result is NaN if that is so of all.
-    `ignore_index` does not count.
+    With class numbers as targets, scores of classes along `axis` are logits or probabilities, and the result is the
+    mean over classes, each against the rest. With targets like the prediction, 0 or 1, it is the mean over labels along
+    `axis`, or the area of the only one. Classes are left out if they or the rest do not occur; if none is left, the
+    result is NaN. `ignore_index` is a class number that does not count.
     """
 
     higher_is_better = True

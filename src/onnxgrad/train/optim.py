@@ -24,10 +24,10 @@ FACTOR = "lr_factor"  # a setting that only groups have
 
 @dataclass(frozen=True)
 class Optimizer:
-    """What all of them have: the learning rate `lr` and `weight_decay`.
+    """The settings of all optimizers: the learning rate `lr` and `weight_decay`.
 
-    `groups` maps patterns of parameter names to the settings that differ for them, `{"*.bias": {"weight_decay": 0.0}}`;
-    the first matching pattern counts. `lr_factor` in a group multiplies the learning rate.
+    `groups` maps patterns of parameter names to other settings, `{"*.bias": {"weight_decay": 0.0}}`; the first match
+    wins. `lr_factor` in a group multiplies the learning rate.
     """
 
     slots: ClassVar[tuple[str, ...]] = ()  # arrays kept for every parameter

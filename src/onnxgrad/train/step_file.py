@@ -55,13 +55,15 @@ def export_step(
 ) -> StepFiles:
     """Writes a training step as plain ONNX: any onnxruntime runs it, on phones, in browsers, in any language.
 
-    `model` is a Trainer, whose settings and present state the files have, or a model as a Trainer takes it, with
-    `loss`, `optimizer`, `trainable` and other `settings` of the Trainer. `path` names the step; the others are beside
-    it: `step.onnx`, `step.eval.onnx`, `step.model.onnx`, `step.safetensors` and `step.json`.
+    - `model`: a Trainer, whose settings and current state the files get, or a model as a Trainer takes it, with `loss`,
+      `optimizer`, `trainable` and other `settings` of the Trainer.
+    - `path`: the file of the step. The others are written next to it: `step.onnx`, `step.eval.onnx`, `step.model.onnx`,
+      `step.safetensors` and `step.json`.
 
-    The step's inputs are the batch, the learning rate and the state: parameters, running statistics, the optimizer's
-    arrays, and the number of updates. Its outputs are the loss and the state after the update, which is fed to the next
-    step. Dropout, clipping and the schedule are nodes of the graph. The losses are those of the Trainer.
+    The inputs of the step are the batch, the learning rate and the state: parameters, running statistics, the arrays of
+    the optimizer, and the number of updates. Its outputs are the loss and the state after the update, which is the
+    input of the next step. Dropout, clipping and the schedule are nodes of the graph. The losses are those of the
+    Trainer.
     """
     path = Path(path)
     expect_place(path)

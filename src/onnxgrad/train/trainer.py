@@ -42,39 +42,37 @@ from onnxgrad.train.training_state import TrainingState
 class Trainer:
     """Trains a model in onnxruntime, and exports it.
 
-    `model` is a path, an onnx.ModelProto or an onnx_ir.Model, which is not changed. `loss` is one of onnxgrad.losses or
-    a sum of such, or the name of a value that is the loss. `trainable` names what to train, patterns allowed; by
-    default all parameters, as `onnxgrad inspect` shows them; "head" stands for what replace_head() made. `freeze` names
-    some to leave as they are. Each BatchNormalization whose statistics match `freeze` normalizes with them instead of
-    measuring the batch, and so does, with `freeze_statistics`, one whose weights are not trained. `device` is "cpu" or
-    "cuda", where everything stays on the GPU. A schedule multiplies the learning rate. `clip_norm` bounds the norm of
-    the whole gradient, `clip_value` each of its numbers; `accumulate` micro-batches are averaged for one update. `seed`
-    decides what Dropout drops.
+    - `model`: a path, an onnx.ModelProto or an onnx_ir.Model; it is not changed.
+    - `loss`: one of onnxgrad.losses, a sum of them, or the name of a value of the model that is the loss.
+    - `optimizer`: one of onnxgrad.optim.
+    - `trainable`: names or patterns of the weights to train; by default all parameters, as `onnxgrad inspect` shows
+      them. "head" stands for the weights that replace_head() made.
+    - `freeze`: names or patterns of parameters to keep unchanged. A BatchNormalization whose statistics match
+      normalizes with them; with `freeze_statistics` so does one whose weights are not trained.
+    - `device`: "cpu", or "cuda", where everything stays on the GPU.
+    - `precision`: "float32"; "bf16" for matrix products in bfloat16 (on a GPU also convolutions), faster on GPUs and on
+      processors with AVX512-BF16; "fp16" for GPUs, with a loss scale: an update whose gradients overflow is skipped and
+      counted in `skipped`. Parameters, optimizer state, norms, softmax, sums and losses stay float32, and so does
+      evaluate().
+    - `recompute`: saves memory by computing values again in the backward pass. With True, a Loop or Scan of n steps
+      keeps about √n of its states; with "blocks", or patterns of the names of nodes or scopes, the rest of the model is
+      recomputed too. The losses stay the same.
+    - `schedule`: one of onnxgrad.schedules, or any function from the number of updates to a factor of the learning
+      rate.
+    - `clip_norm`, `clip_value`: the maximum norm of the whole gradient, and the maximum absolute value of its elements.
+    - `accumulate`: the number of batches whose gradients are averaged for one update.
+    - `seed`: of the choices of Dropout.
+    - `ema`: the decay, such as 0.999, of a moving average of the parameters, which evaluate() and export() use.
+    - `layer_decay`: a factor that multiplies the learning rate once for each layer between a parameter and the end of
+      the model, so that the first layers change the least.
+    - `communicator`: of mpi4py, or a process group of torch.distributed. Its processes train together, each on a slice
+      of every batch, with the results of a single process. All call every method, and only the first writes and prints.
+    - `shard_optimizer`: each process keeps and updates only its shard of the optimizer state.
 
-    With the `precision` "bf16" products are computed in bfloat16, which is faster on GPUs and on processors that have
-    AVX512-BF16; on a GPU, convolutions too. "fp16" is for GPUs: where gradients are too large for float16, an update is
-    left out, `skipped` counts it, and the loss scale is halved. Parameters, the optimizer's state, norms, softmax, sums
-    and losses are float32 in any case, and evaluate() is float32 all through.
-
-    With `recompute`, a Loop or Scan of n steps keeps about √n of its states, not all, and computes each step once more.
-    If it is "blocks", or patterns of the names of nodes or scopes, so does the rest of the model: what these compute is
-    computed again for the gradients, instead of being kept until then. The losses stay the same.
-
-    With `ema`, a decay such as 0.999, a moving average of the parameters is kept, which evaluate() and export() use
-    instead of the parameters; running statistics, which are averages already, are the trainer's own, as PyTorch's
-    AveragedModel has them. `layer_decay` multiplies the learning rate once for each layer between a parameter and the
-    model's end: the first layers, which know the most, then change the least.
-
-    With a `communicator`, of mpi4py or a process group of torch.distributed, its processes train together, on a slice
-    of every batch each: all are given the same batches, and do what one process alone would do. With `shard_optimizer`
-    each keeps and updates its shard of the optimizer's state. Every method is called by all of them, and only the first
-    process writes and prints.
-
-    `parameters`, `gradients` and `statistics` (running means and variances) are the trainer's own arrays, by name:
-    NumPy's on the CPU, torch's on a GPU.
-    `averages` are those of `ema`.
-    `remarks` are sentences about how this model is trained, which fit() prints before it starts.
-    Weights of half types are trained in float32, and exported in their own type again.
+    `parameters`, `gradients` and `statistics` (running means and variances) are the arrays of the trainer by name: of
+    NumPy on the CPU, of torch on a GPU. `averages` are those of `ema`. `remarks` are sentences about how this model is
+    trained, which fit() prints before it starts. Weights of half types are trained in float32, and exported in their
+    own type.
     """
 
     def __init__(
@@ -317,7 +315,7 @@ class Trainer:
         return self._state.norm
 
     def gradient_norms(self) -> dict[str, float]:
-        """Of each parameter's gradient in the last update, before clipping; with other ranks, all of them call it."""
+        """Returns the norm of each parameter's gradient in the last update, before clipping; all ranks must call it."""
         self._runner.settle()
         return self._state.gradient_norms()
 
@@ -327,10 +325,11 @@ class Trainer:
         return unsaid
 
     def step(self, batch: Mapping[str, Any]) -> float:
-        """Runs a batch and, after `accumulate` of them, updates the parameters; returns the loss before the update.
+        """Runs a batch and, after `accumulate` batches, updates the parameters; returns the loss before the update.
 
-        On a GPU it may return before the step is done: the loss is a number that waits when it is used. A loss or a
-        gradient that is not finite raises then, or in the next step; the parameters are those before it.
+        On a GPU it may return before the step has finished: the loss behaves like a number, and waits when it is used.
+        A loss or gradient that is not finite raises an error then, or in the next step; the parameters are those before
+        the step.
         """
         self.skips(batch)
         with self.ranks.together():
@@ -343,11 +342,11 @@ class Trainer:
     def evaluate(
         self, batches: Iterable[Mapping[str, Any]], metrics: Mapping[str, Metric] | None = None
     ) -> dict[str, Any]:
-        """The mean loss over batches, in inference mode, as "loss", and the results of metrics, under their names.
+        """Returns the mean loss over batches in inference mode, as "loss", and the results of metrics.
 
-        A metric is one of onnxgrad.metrics, whose result is that of all batches together, or a function of the model's
-        outputs and the batch, both dicts of arrays: of its numbers, as of the loss, it is the mean, with batches
-        weighted by their numbers of examples.
+        A metric is one of onnxgrad.metrics, computed over all batches together, or a function of the outputs and the
+        batch, both dicts of arrays. The result of a function is the mean of its values, weighted by the number of
+        examples, as for the loss.
         """
         with self.ranks.together():
             _ = self.averages  # gathered
@@ -369,15 +368,17 @@ class Trainer:
     ) -> list[Record]:
         """Trains for `epochs` epochs, with a progress bar unless `quiet`; returns a record for each epoch.
 
-        `batches` is anything that yields dicts of arrays, by the names of the inputs, once per epoch. After every epoch
-        `validation` is evaluated, with `metrics`, as evaluate() does.
+        - `batches`: any iterable of dicts of arrays by input name, iterated once per epoch.
+        - `validation`, `metrics`: evaluated after every epoch, as evaluate() does.
+        - `checkpoint`: a file to write after every epoch, and with `save_every` also after that many updates.
+        - `log`: a function called with a dict for every update (event "step", epoch, step, loss, lr, gradient_norm,
+          seconds) and for every epoch (event "epoch", epoch, step, loss, seconds, validation, peak_memory).
+        - `callbacks`: of onnxgrad.callbacks; they may end training early.
 
-        `checkpoint` is written after every epoch, and after every `save_every` updates. Ctrl-C and SIGTERM end training
-        when the current step is done: the state is saved, in `checkpoint` or in onnxgrad-stopped.safetensors, and the
-        KeyboardInterrupt says where. So is the last good state when the loss is not finite. A trainer that restores
-        such a file continues with the next batch of the epoch. `log` is called with a dict for every update (event
-        "step", epoch, step, loss, lr, gradient_norm, seconds) and for every epoch (event "epoch", epoch, step, loss,
-        seconds, validation, peak_memory). `callbacks` are of onnxgrad.callbacks: they may end training early.
+        Ctrl-C and SIGTERM end training after the current step: the state is saved in `checkpoint`, or in
+        onnxgrad-stopped.safetensors, and the KeyboardInterrupt names the file. If the loss is not finite, the last
+        valid state is saved in the same way. A trainer that restores the file continues with the next batch of the
+        epoch.
         """
         where = None if checkpoint is None else Path(checkpoint)
         log = log if self.ranks.is_first or getattr(log, "on_every_rank", False) else None
@@ -397,10 +398,10 @@ class Trainer:
     def find_lr(
         self, batches: Iterable[Mapping[str, Any]], *, lowest: float = 1e-7, highest: float = 10.0, steps: int = 100
     ) -> LearningRates:
-        """Tries learning rates from `lowest` to `highest` in so many updates, and leaves the trainer as it was.
+        """Tries `steps` learning rates from `lowest` to `highest`, one update each, and restores the trainer.
 
         Returns the rates, the loss at each of them, and as `suggestion` the rate at which the loss falls fastest. It
-        ends before `highest` when the loss has grown to four times its least. Rates of groups change in proportion.
+        stops before `highest` when the loss has grown to four times its minimum. Rates of groups change in proportion.
         """
         expect_range(lowest, highest, steps, self.optimizer.lr)
         with self.ranks.together(), self._whole_batches(batches), self._restoring(batches):
@@ -424,9 +425,9 @@ class Trainer:
                 batches.epoch = epoch
 
     def save(self, path: str | Path) -> None:
-        """Writes weights, statistics, the optimizer's state and the position of fit(), as one safetensors file.
+        """Writes weights, statistics, optimizer state and the position of fit() into one safetensors file.
 
-        The file at `path` is replaced at once, when all of the new one is on the disk.
+        The file at `path` is replaced atomically, when the new one is completely on the disk.
         """
         self._runner.settle()
         facts = {
@@ -447,7 +448,7 @@ class Trainer:
         return array if isinstance(array, np.ndarray) else self._device.to_numpy(array)
 
     def restore(self, path: str | Path) -> None:
-        """Restores the state of a file: training continues with the same numbers as if it had not stopped.
+        """Restores the state of a file: training continues with the same numbers as an uninterrupted run.
 
         The number of processes may differ from that of the run that saved it.
         """
@@ -475,19 +476,17 @@ class Trainer:
     def load(
         cls, path: str | Path, model: Any, loss: Total | str, optimizer: Optimizer, *args: Any, **kwargs: Any
     ) -> "Trainer":
-        """A trainer with the state of a file; model, loss and the rest as for the trainer that saved it."""
+        """Returns a trainer with the state of a file; model, loss and the rest are as for the trainer that saved it."""
         trainer = cls(model, loss, optimizer, *args, **kwargs)
         trainer.restore(path)
         return trainer
 
     def export(self, path: str | Path) -> list[Path]:
-        """Writes the original model, in inference mode, with the trained weights; returns the files that were written.
+        """Writes the original model, in inference mode, with the trained weights; returns the written files.
 
-        With `ema` the weights are their averages.
-
-        Weights that came in files of their own, or that are too large for the model's file, go into a file beside it.
-        Dropout stays, inactive, so that the model can be trained again. A file is there, or replaced, only once onnx
-        and onnxruntime have accepted the new one.
+        With `ema` the weights are their averages. External weights, and weights that are too large for the file of the
+        model, go into a file next to it. Dropout stays, inactive, so that the model can be trained again. An existing
+        file is replaced only after onnx and onnxruntime have accepted the new one.
         """
         return self.write(lambda model, arrays: _export(model, arrays, Path(path)))
 
