@@ -11,13 +11,18 @@ from bench import machine
 from bench.measure import Timing
 
 FOLDER = Path(__file__).parent
-OPERATORS, TRAINING, SESSIONS, PAUSES, BUILDING, MODELS, ARTIFACTS, PRECISION, STEP_FILES, FIRST_USE, PROFILE, THREADS = (
-    FOLDER / f"{name}.csv"
-    for name in (
-        "results", "training", "sessions", "pauses", "building", "models", "ort_training", "precision", "step_files",
-        "first_use", "step_profile", "threads",
-    )
-)  # fmt: skip
+OPERATORS = FOLDER / "results.csv"
+TRAINING = FOLDER / "training.csv"
+SESSIONS = FOLDER / "sessions.csv"
+PAUSES = FOLDER / "pauses.csv"
+BUILDING = FOLDER / "building.csv"
+MODELS = FOLDER / "models.csv"
+ARTIFACTS = FOLDER / "ort_training.csv"
+PRECISION = FOLDER / "precision.csv"
+STEP_FILES = FOLDER / "step_files.csv"
+FIRST_USE = FOLDER / "first_use.csv"
+PROFILE = FOLDER / "step_profile.csv"
+THREADS = FOLDER / "threads.csv"
 BUSY = "other processes used"  # how the note of a row opens that was measured in company
 
 
