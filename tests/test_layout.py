@@ -16,7 +16,8 @@ SOURCES = sorted(
     path for folder in ("src", "tests", "bench", "docs", "examples") for path in (ROOT / folder).rglob("*.py")
 )
 MOST_IN_THE_ROOT = 8
-WITHOUT_PACKAGE = {"data", "models"}  # the results of others that tests compare with, and the models of others
+# The results of others that tests compare with, the models of others, and graphs of no one.
+WITHOUT_PACKAGE = {"data", "models", "random_graphs"}
 
 
 def modules(folder):
