@@ -16,8 +16,8 @@ SOURCES = sorted(
     path for folder in ("src", "tests", "bench", "docs", "examples") for path in (ROOT / folder).rglob("*.py")
 )
 MOST_IN_THE_ROOT = 8
-# The results of others that tests compare with, the models of others, and random calls of all operators.
-WITHOUT_PACKAGE = {"data", "fuzz", "models"}
+# Results of others to compare with, models of others, calls and graphs drawn at random.
+WITHOUT_PACKAGE = {"data", "fuzz", "models", "random_graphs"}
 
 
 def modules(folder):

@@ -53,3 +53,9 @@ def test_what_onnx_defines_by_other_operators(op_type, inputs, attributes):
     onnx.checker.check_model(once, full_check=True)
     assert not any(function.domain == "onnxgrad.expanded" for function in once.functions)
     assert [i.domain for i in once.opset_import if i.domain] == ["com.microsoft"]
+
+
+@pytest.mark.parametrize("opset", [25, 26])
+def test_opsets_for_which_onnx_does_not_repeat_a_definition(opset):
+    checked = onnxgrad.check_gradient(model_of("Attention", QKV, 1, {"is_causal": 1}, opset), QKV, ["q", "k", "v"])
+    assert checked.worst < 2e-6, checked

@@ -189,3 +189,35 @@ def test_a_weight_that_is_all_of_a_branch():
     loss = trainer.step({"x": x, "c": np.array(True), "target": np.zeros(2, np.float32)})
     assert loss == np.mean((x * [5, 7]) ** 2)
     np.testing.assert_allclose(trainer.gradients["w"], x**2 * [5, 7])
+
+
+def test_dimensions_that_onnx_converter_gives_one_name():
+    """They are different ones: the gradient would be taken for one that fits both."""
+    text = """<ir_version: 5, opset_import: ["" : 10]>
+    g (float[N] x) => (float[A] a, float[B] b) <
+        int64[1] end = {1000}, int64[1] start = {-1000}, int64[1] axis = {0}, int64[1] back = {-1}, int64[1] two = {-2}
+    > {
+        a = Slice (x, end, start, axis, back)
+        c = Slice (x, end, start, axis, two)
+        b, d = Split <axis = 0, split = [1, 1]> (c)
+    }"""
+    model = onnx.parser.parse_model(text)
+    made = onnxgrad.gradient(model, "x", ["a", "b"])
+    feeds = {"x": np.arange(3), "a_grad": np.array([1, 2, 3]), "b_grad": np.array([10])}
+    session = onnxruntime.InferenceSession(made.SerializeToString())
+    found = session.run(["x_grad"], {n: a.astype(np.float32) for n, a in feeds.items()})[0]
+    assert found.tolist() == [3, 2, 11]
+
+
+def test_a_branch_reads_what_onnx_converter_replaces():
+    """It writes such a LogSoftmax with other operators, and cannot put their result where a subgraph reads it."""
+    text = """<ir_version: 5, opset_import: ["" : 9]>
+    g (float[2,3,4] x, bool c) => (float[2,3,4] y) {
+        p = LogSoftmax <axis = 1> (x)
+        y = If (c) <
+            then_branch = yes () => (float[2,3,4] u) { u = Tanh (p) }, else_branch = no () => (float[2,3,4] w) { w = Neg (p) }
+        >
+    }"""
+    x = np.random.default_rng(0).standard_normal((2, 3, 4))
+    checked = onnxgrad.check_gradient(onnx.parser.parse_model(text), {"x": x, "c": np.array(True)}, "x")
+    assert checked.worst < 1e-6, checked

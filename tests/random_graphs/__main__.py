@@ -115,7 +115,10 @@ def main(count: int, seed: int, nodes: int, every: int, processes: int, shrinks:
 def report(found: list[Outcome], outcome: Outcome) -> None:
     found.append(outcome)
     if outcome.failure:
-        print(f"seed {outcome.seed}: opset {outcome.opset}, {outcome.dtype}\n{outcome.failure}\n{outcome.shrunk}", flush=True)
+        print(
+            f"seed {outcome.seed}: opset {outcome.opset}, {outcome.dtype}\n{outcome.failure}\n{outcome.shrunk}",
+            flush=True,
+        )
     if len(found) % 50 == 0:
         print(f"{len(found)} graphs, {sum(bool(o.failure) for o in found)} wrong", flush=True)
 

@@ -63,12 +63,16 @@ class Oracle:
         """Products of the Hessian of what `vectors` are for with them."""
         chosen = [self.sources[n] for n in vectors]
         first = torch.autograd.grad(self.total(), chosen, create_graph=True, allow_unused=True)
-        pairs = [(g * as_torch(v, self.wide)).sum() for g, v in zip(first, vectors.values(), strict=True) if g is not None]
+        pairs = [
+            (g * as_torch(v, self.wide)).sum() for g, v in zip(first, vectors.values(), strict=True) if g is not None
+        ]
         whole = sum(pairs)
         if not isinstance(whole, torch.Tensor) or not whole.requires_grad:
             return {n: np.zeros(v.shape) for n, v in vectors.items()}
         found = torch.autograd.grad(whole, chosen, allow_unused=True)
-        return {n: np.zeros(v.shape) if g is None else g.numpy() for (n, v), g in zip(vectors.items(), found, strict=True)}
+        return {
+            n: np.zeros(v.shape) if g is None else g.numpy() for (n, v), g in zip(vectors.items(), found, strict=True)
+        }
 
 
 def compare(what: str, got: Any, wanted: Any, narrow: Any = None) -> float:
@@ -233,7 +237,9 @@ def _losses(case: Case, trained: Sequence[str], wide: Any) -> tuple[list[Any], d
         found = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
         norm = math.sqrt(sum(float(g.square().sum()) for g in found if g is not None))
         rate = RATE * min(1.0, 1.0 / norm) if norm else RATE
-        weights = {n: (w if g is None else w - rate * g).detach() for (n, w), g in zip(weights.items(), found, strict=True)}
+        weights = {
+            n: (w if g is None else w - rate * g).detach() for (n, w), g in zip(weights.items(), found, strict=True)
+        }
     return losses, {n: w.numpy() for n, w in weights.items()}
 
 

@@ -29,7 +29,9 @@ def _info(g: Graph, name: str, shape: Any = "own") -> Any:
     value = g.values[name]
     kinds = {torch.int64: TensorProto.INT64, torch.bool: TensorProto.BOOL, torch.int32: TensorProto.INT32}
     own = helper.np_dtype_to_tensor_dtype(np.dtype(g.dtype))
-    return helper.make_tensor_value_info(name, kinds.get(value.dtype, own), list(value.shape) if shape == "own" else shape)
+    return helper.make_tensor_value_info(
+        name, kinds.get(value.dtype, own), list(value.shape) if shape == "own" else shape
+    )
 
 
 def shaped(body: Graph, like: str) -> str:
@@ -125,7 +127,10 @@ def function(g: Graph) -> None:
 def _define(g: Graph, name: str) -> None:
     own = helper.make_opsetid("", g.opset)
     if g.dtype == np.float64:  # for which onnxruntime has neither
-        nodes = [helper.make_node("Tanh", ["A"], ["t"], name="bend"), helper.make_node("Mul", ["t", "B"], ["Y"], name="times")]
+        nodes = [
+            helper.make_node("Tanh", ["A"], ["t"], name="bend"),
+            helper.make_node("Mul", ["t", "B"], ["Y"], name="times"),
+        ]
         g.functions["local", name] = helper.make_function("local", name, ["A", "B"], ["Y"], nodes, [own])
         return
     leaky = helper.make_node("Elu" if name == "Blend" else "LeakyRelu", ["s"], ["e"], name="leaky")

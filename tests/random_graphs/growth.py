@@ -379,9 +379,11 @@ def _is_integer(value: Any) -> bool:
 def _read_inside(nodes: Sequence[onnx.NodeProto]) -> set[str]:
     """What subgraphs read."""
     graphs = [a.g for node in nodes for a in node.attribute if a.HasField("g")]
-    return {n for g in graphs for node in g.node for n in node.input} | {
-        n for g in graphs for n in _read_inside(g.node)
-    } | {o.name for g in graphs for o in g.output}
+    return (
+        {n for g in graphs for node in g.node for n in node.input}
+        | {n for g in graphs for n in _read_inside(g.node)}
+        | {o.name for g in graphs for o in g.output}
+    )
 
 
 def _declared(graph: Graph, name: str, symbolic: bool, prefix: str = "d") -> list[Any]:

@@ -75,7 +75,9 @@ def scatter(g: Graph) -> None:
     op_type = "Scatter" if g.opset < 11 else "ScatterElements"
     if how in ("max", "min"):
         old = np.take_along_axis(
-            g.values[name].numpy()[tuple(slice(0, shape[k] if k == axis else d) for k, d in enumerate(sizes))], indices, axis
+            g.values[name].numpy()[tuple(slice(0, shape[k] if k == axis else d) for k, d in enumerate(sizes))],
+            indices,
+            axis,
         )
         if np.abs(old - g.values[updates].numpy()).min() < 2e-3:
             raise UnsuitableError

@@ -366,7 +366,10 @@ def _compress(n: Node, x: Any, condition: Any) -> Any:
 @computes("ReverseSequence")
 def _reverse_sequence(n: Node, x: Any, lengths: Any) -> Any:
     time, batch = n("time_axis", 0), n("batch_axis", 1)
-    rows = [torch.cat([r[: int(k)].flip(0), r[int(k) :]]) for r, k in zip(x.movedim((batch, time), (0, 1)), lengths, strict=True)]
+    rows = [
+        torch.cat([r[: int(k)].flip(0), r[int(k) :]])
+        for r, k in zip(x.movedim((batch, time), (0, 1)), lengths, strict=True)
+    ]
     return torch.stack(rows).movedim((0, 1), (batch, time))
 
 
@@ -794,5 +797,3 @@ def _dft(n: Node, x: Any, length: Any = None, axis: Any = None) -> Any:
     if n("onesided", 0):
         found = found.narrow(axis, 0, found.shape[axis] // 2 + 1)
     return torch.view_as_real(found)
-
-

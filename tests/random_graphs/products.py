@@ -187,7 +187,11 @@ def grid_sample(g: Graph) -> None:
     for axis, size in ((0, w), (1, h)):  # away from the places of pixels, where interpolation has kinks
         at = (g.values[grid][..., axis] + 1) / 2
         places = at * (size - 1) if corners else at * size - 0.5
-        if float((places - places.round()).abs().min()) < 5e-3 or float(places.min()) < 0 or float(places.max()) > size - 1:
+        if (
+            float((places - places.round()).abs().min()) < 5e-3
+            or float(places.min()) < 0
+            or float(places.max()) > size - 1
+        ):
             raise UnsuitableError
     mode = "linear" if g.opset >= 20 else "bilinear"
     g.add("GridSample", [name, grid], mode=mode, align_corners=corners, padding_mode=g.one_of(["zeros", "border"]))

@@ -130,7 +130,9 @@ def concat(g: Graph) -> None:
 
     def fits(x: object) -> bool:
         other = tuple(x.shape)  # type: ignore[attr-defined]
-        return len(other) == len(shape) and all(a == b for k, (a, b) in enumerate(zip(other, shape, strict=True)) if k != axis)
+        return len(other) == len(shape) and all(
+            a == b for k, (a, b) in enumerate(zip(other, shape, strict=True)) if k != axis
+        )
 
     parts = [name, g.some(fits)]
     if g.chance(0.4):

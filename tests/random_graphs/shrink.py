@@ -126,4 +126,3 @@ def _reads(node: Any) -> set[str]:
             for inner in attribute.g.node:
                 found |= _reads(inner)
     return found
-

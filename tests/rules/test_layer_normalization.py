@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import onnxruntime
 import pytest
-from tests.gradients import check_rule, evaluate, model_of_node
+from tests.gradients import check_model, check_rule, evaluate, model_of_node, parsed
 
 import onnxgrad
 
@@ -86,3 +86,16 @@ def test_sessions_with_and_without_kernels(name):
             session = onnxruntime.InferenceSession(once.SerializeToString(), options)
             for got, wanted in zip(session.run(None, feeds)[1:], expected, strict=True):
                 np.testing.assert_allclose(got.astype(np.float64), wanted, rtol=near, atol=near * np.abs(wanted).max())
+
+
+def test_two_axes_beside_a_vector():
+    """Nodes share a function, whose branch for two axes has to be valid for the vector, too."""
+    model = parsed("""g (float[2,3,4] x, float[4] v, float[3,4] s, float[4] t) => (float z) {
+        a = LayerNormalization <axis = -2> (x, s)
+        b = LayerNormalization <axis = -1> (v, t)
+        c = Mul (a, b)
+        d = Mul (c, c)
+        z = ReduceSum <keepdims = 0> (d)
+    }""")
+    feeds = {"x": (2, 3, 4), "v": (4,), "s": (3, 4), "t": (4,)}
+    check_model(model, {n: RNG.standard_normal(shape) for n, shape in feeds.items()}, list(feeds), twice=False)

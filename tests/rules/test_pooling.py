@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from tests.gradients import check_rule, evaluate, model_of_node
+from tests.gradients import check_model, check_rule, evaluate, model_of_node, parsed
 from torch.nn import functional
 
 import onnxgrad
@@ -183,3 +183,15 @@ def test_max_unpool_as_in_torch():
     model, feeds = model_of_node("MaxUnpool", inputs, attributes=attributes, opset=OPSET, dtype=np.float32)
     got = evaluate(onnxgrad.gradient(model, "in_0"), {**feeds, "out_0_grad": g.numpy().astype(np.float32)})[1]
     np.testing.assert_array_equal(got, pooled.grad.numpy().astype(np.float32))
+
+
+def test_twice_where_only_one_of_two_pools_is_dilated():
+    """Both share a function, for which their attributes are written out, empty ones, too."""
+    model = parsed("""g (float[1,1,7,7] x) => (float s) {
+        y = MaxPool <kernel_shape = [2,2], dilations = [2,2]> (x)
+        z = MaxPool <kernel_shape = [2,2]> (y)
+        c = Mul (z, z)
+        s = ReduceSum <keepdims = 0> (c)
+    }""")
+    check_model(model, {"x": spaced(1, 1, 7, 7)}, ["x"])
+    assert onnxgrad.hvp(model, "x").graph.output[-1].name == "x_hvp"

@@ -99,3 +99,11 @@ def test_like_torch(case, size):
 
     how = {"attributes": {**attributes, "mode": mode}, "fixed": [3], "exact": ROUNDED if mode == "cubic" else 1e-7}
     check_like_torch(interpolate, "Resize", x(1, 2, 3, 4), *sizes(1, 2, *size), **how)
+
+
+def test_empty_scales_and_regions():
+    """Before opset 13 they could not be left out, and exporters of later ones write them, too."""
+    nothing = np.zeros(0, np.float32)
+    check_rule(
+        "Resize", x(1, 2, 2, 3), nothing, nothing, np.array([1, 2, 4, 5]), wrt=[0], fixed=[1, 2, 3], mode="linear"
+    )
