@@ -76,8 +76,8 @@ def _other_size(op: Any, d: Draw, inputs: list[Any], settings: dict[str, Any]) -
     shape[axis] = max(0, d.one((shape[axis] + 1, shape[axis] - 1, 0, 1, 2 * shape[axis], d.size(100))))
     if 0 in shape and d.chance(0.5):  # where nothing is stored, the other dimensions have no limit
         shape = [d.one((n, n, 2**31, 2**40)) if n else 0 for n in shape]
-        if np.prod([n or 1 for n in shape], dtype=object) >= 2**58:
-            shape = list(array.shape)
+    if np.prod([n or 1 for n in shape], dtype=object) >= (2**58 if 0 in shape else 2**20):
+        shape = list(array.shape)
     inputs[k] = np.resize(array, shape) if array.size else np.zeros(shape, array.dtype)
     return f"{op.inputs[k].name} has another size"
 

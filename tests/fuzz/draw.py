@@ -100,14 +100,14 @@ class Draw:
         if array.size == 0 or array.dtype.kind == "b":
             return array
         found = array.copy()
-        is_whole = array.dtype.kind in "iu"
+        is_whole = array.dtype.kind in "iu" or "int" in str(array.dtype)
         count = 1 if self.chance(0.5) else min(found.size, self.number(1, 10))
         for at in self.rng.integers(0, found.size, count):
             number = self.one(WILD_INTEGERS if is_whole else WILD_FLOATS)
             if is_whole:
                 if self.chance(0.5):
                     number = self.number(-300, 300)
-                limits = np.iinfo(found.dtype)
+                limits = ml_dtypes.iinfo(found.dtype)
                 number = min(max(number, int(limits.min)), int(limits.max))
             found.reshape(-1)[at] = number
         return found

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from tests.fuzz.calls import draw_call, operators
 from tests.fuzz.child import choose
 
-HANGS = 150.0  # seconds in which a call should be over, though it may have to compile a kernel
+HANGS = 300.0  # seconds in which a call should be over, though it may have to compile a kernel
 ROOT = Path(__file__).parents[2]
 
 

@@ -92,6 +92,17 @@ def test_bad_regions_do_no_harm_to_others(sampling_ratio):
     assert np.isfinite(dX).all()
 
 
+@pytest.mark.parametrize("region", [[np.inf, 0, 3, 3], [0, -np.inf, 3, 3], [3e38, 0, 3e38, 3], [np.nan, 0, 2, 2]])
+@pytest.mark.parametrize("transformation", TRANSFORMATIONS)
+def test_the_definition_takes_bad_regions_too(transformation, region):
+    dY, X, _, images = (a[:1] for a in arrays())
+    with np.errstate(all="ignore"):
+        found = roi_align_grad.definition(
+            dY, X, np.array([region], X.dtype), images, coordinate_transformation_mode=transformation, **BINS
+        )
+    assert not any(a.any() for a in found if a is not None)
+
+
 @pytest.mark.parametrize("transformation", TRANSFORMATIONS)
 @pytest.mark.parametrize("sampling_ratio", [0, 2])
 def test_as_onnxruntime_reads(transformation, sampling_ratio):

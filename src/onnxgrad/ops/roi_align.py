@@ -69,9 +69,9 @@ def _weights(start: Any, end: Any, bins: int, size: int, half_pixel: bool, sampl
         begin = start + extent * b / bins
         first, beyond = 0, places
         if sampling_ratio <= 0:  # places far outside of the image, which may be many, have no weight
-            first = max(0, math.floor((-1 - begin) / step) - 1)
-            beyond = min(places, max(0, math.ceil((size - begin) / step) + 1))
-        for i in range(first, int(beyond)):
+            first = min(places, max(0, np.floor((-1 - begin) / step) - 1))
+            beyond = min(places, max(0, np.ceil((size - begin) / step) + 1))
+        for i in range(int(first), int(beyond)):
             part = ((i + 0.5) / places + b) / bins
             at = start + part * extent
             if not -1 <= at <= size:
