@@ -28,15 +28,19 @@ BEYOND = {
     "avx512": re.compile(f"{BFLOAT16}|{AMX}|{NEWER}"),
     "avx512-bf16": re.compile(NEWER),
 }
-STABLE = frozenset((  # what kernels call of Python: all of its stable interface, and so the same in every version
-    "PyArg_UnpackTuple PyBytes_FromStringAndSize PyErr_Clear PyErr_Format PyErr_Occurred PyErr_SetNone PyErr_SetString "
-    "PyErr_WriteUnraisable PyEval_RestoreThread PyEval_SaveThread PyExc_MemoryError PyExc_OverflowError "
-    "PyExc_RuntimeError PyExc_StopIteration PyExc_SystemError PyExc_TypeError PyExc_ValueError PyFloat_AsDouble "
-    "PyFloat_FromDouble PyBool_FromLong PyList_New PyLong_AsLongLong PyLong_AsUnsignedLongLong PyLong_FromLongLong "
-    "PyLong_FromUnsignedLongLong PyNumber_Float PyNumber_Long PyObject_CallFunctionObjArgs PyObject_GetAttrString "
-    "PyObject_IsTrue PyTuple_GetItem PyTuple_New PyTuple_SetItem PyTuple_Size PyUnicode_FromString Py_DecRef Py_IncRef "
-    "_Py_NoneStruct"
-).split())  # fmt: skip
+# What kernels call of Python: all of its stable interface, and so the same in every version.
+STABLE = {
+    "PyArg_UnpackTuple", "PyBytes_FromStringAndSize", "PyErr_Clear", "PyErr_Format",
+    "PyErr_Occurred", "PyErr_SetNone", "PyErr_SetString", "PyErr_WriteUnraisable",
+    "PyEval_RestoreThread", "PyEval_SaveThread", "PyExc_MemoryError", "PyExc_OverflowError",
+    "PyExc_RuntimeError", "PyExc_StopIteration", "PyExc_SystemError", "PyExc_TypeError",
+    "PyExc_ValueError", "PyFloat_AsDouble", "PyFloat_FromDouble", "PyBool_FromLong",
+    "PyList_New", "PyLong_AsLongLong", "PyLong_AsUnsignedLongLong", "PyLong_FromLongLong",
+    "PyLong_FromUnsignedLongLong", "PyNumber_Float", "PyNumber_Long", "PyObject_CallFunctionObjArgs",
+    "PyObject_GetAttrString", "PyObject_IsTrue", "PyTuple_GetItem", "PyTuple_New",
+    "PyTuple_SetItem", "PyTuple_Size", "PyUnicode_FromString", "Py_DecRef",
+    "Py_IncRef", "_Py_NoneStruct",
+}  # fmt: skip
 
 
 def main() -> int:

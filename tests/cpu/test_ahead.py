@@ -153,7 +153,7 @@ asked = {}
 def note(name, types, original=kernel_cache.ahead.has_compiled):
     asked[name] = original(name, types)
     until = time.monotonic() + 60  # on a busy machine all may be compiled here before another process has begun
-    while ahead._here._waiting and not ahead._here._begun and time.monotonic() < until:
+    while ahead._here and ahead._here._waiting and not ahead._here._begun and time.monotonic() < until:
         time.sleep(0.01)
     return asked[name]
 kernel_cache.ahead.has_compiled = note
