@@ -55,6 +55,7 @@ def works(version: str, wheel: Path) -> bool:
         install = [own, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", f"{wheel}[cpu]"]
         subprocess.run(install, check=True, env=without_compiler)
         subprocess.run([own, ROOT / "release" / "readme_files.py"], cwd=folder, check=True)
+        subprocess.run([own, ROOT / "release" / "check_kernels.py"], check=True)
         found = subprocess.run([own, "-c", code], cwd=folder, capture_output=True, text=True, check=True)
         if found.stdout != printed:
             raise SystemExit(f"Python {version}: the README's first example prints {found.stdout!r}")
