@@ -234,6 +234,34 @@ class _Recurrent(nn.Module):
         return self.head(self.recurrent(self.embedding(x))[0].mean(1))
 
 
+class _Cell(nn.Module):
+    """A cell that forward steps through a sequence, from a state of zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.head = nn.GRUCell(5, 8), nn.Linear(8, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.zeros(len(x), 8)
+        for k in range(x.shape[1]):
+            h = self.cell(x[:, k], h)
+        return self.head(h)
+
+
+class _Distances(nn.Module):
+    """The distances of a detector's boxes, each the mean of a distribution, by a frozen convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 32, 3, 2, 1)
+        self.bins = nn.Conv2d(8, 1, 1, bias=False).requires_grad_(False)
+        self.bins.weight.data[:] = torch.arange(8.0).view(1, 8, 1, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.conv(x).view(BATCH, 4, 8, -1)
+        return self.bins(y.transpose(2, 1).softmax(1)).view(BATCH, 4, -1)
+
+
 class _TransformerClassifier(nn.Module):
     def __init__(self, **options: Any) -> None:
         super().__init__()
@@ -572,6 +600,8 @@ TRANSFORMERS = {
     ),
     "gpt2": _decoder("GPT2", "LMHeadModel", n_embd=32, n_layer=2, n_head=4, n_positions=32),
     "gpt_neo": _decoder("GPTNeo", num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]], window_size=4),
+    "gpt_neox_japanese": _decoder("GPTNeoXJapanese", intermediate_multiple_size=2),
+    "xglm": _decoder("XGLM", d_model=32, num_layers=2, attention_heads=4, ffn_dim=64)._replace(mode="eval"),
     "gptj": _decoder("GPTJ", n_embd=32, n_layer=2, n_head=4, n_positions=32, rotary_dim=4),
     "gpt_neox": _decoder("GPTNeoX"),
     "opt": _decoder("OPT", ffn_dim=64, word_embed_proj_dim=32)._replace(mode="eval"),
@@ -666,6 +696,8 @@ BY_HAND = {
     "transformer_norm_first": Architecture(
         functools.partial(_TransformerClassifier, norm_first=True, activation="gelu"), _words()
     ),
+    "gru_cell": Architecture(_Cell, _numbers(6, 5)),
+    "distances": Architecture(_Distances, _image(16), "mse"),
     "unet": Architecture(UNet, _image(16)),
     "unet_bilinear": Architecture(functools.partial(UNet, bilinear=True), _image(16)),
     "autoencoder": Architecture(_Autoencoder, _numbers(40), "mse"),

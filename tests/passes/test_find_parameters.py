@@ -156,7 +156,8 @@ def named(producer: str, text: str, **arrays: np.ndarray) -> dict[str, str]:
 
 def test_tensors_that_forward_makes_are_not_parameters():
     """The exporter on TorchScript writes the state of zeros that a cell starts from as a Constant."""
-    text = "(float[N, 4] x) => (float[N, 4] y) { a = Gemm(x, w, b)  s = MatMul(__cell__Constant_output_0, w)  y = Add(a, s) }"
+    body = "{ a = Gemm(x, w, b)  s = MatMul(__cell__Constant_output_0, w)  y = Add(a, s) }"
+    text = f"(float[N, 4] x) => (float[N, 4] y) {body}"
     arrays = {"w": numbers(4, 4), "b": numbers(4), "__cell__Constant_output_0": np.zeros((1, 4), np.float32)}
     assert set(named("pytorch", text, **arrays)) == {"w", "b"}
     assert set(named("another", text, **arrays)) == {"w", "b", "/cell/Constant_output_0"}
@@ -171,7 +172,17 @@ def test_all_weights_of_a_frozen_script_are_constants():
 def test_the_bins_of_a_distribution_are_not_parameters():
     """A detector takes the mean of its distances with a convolution by 0, 1, 2 …, frozen, which no file says."""
     found = roles(
-        "(float[N, 3, 8, 8] x) => (float[N, 1, 8, 8] y) { h = Conv(x, w)  p = Softmax <axis = 1> (h)  y = Conv(p, bins) }",
+        "(float[N, 3, 8, 8] x) => (float[N, 1, 8, 8] y) "
+        "{ h = Conv(x, w)  p = Softmax <axis = 1> (h)  y = Conv(p, bins) }",
         w=numbers(16, 3, 1, 1), bins=np.arange(16, dtype=np.float32).reshape(1, 16, 1, 1),
     )  # fmt: skip
     assert found == {"w": "weight", "bins": ""}
+
+
+def test_exponents_are_no_parameters():
+    """As skl2onnx writes GaussianNB: of a negative difference, a power has no gradient by its exponent."""
+    found = roles(
+        "(float[N, 2] x) => (float[N, 2] y) { d = Sub(x, mean)  p = Pow(d, two)  y = Mul(p, scale) }",
+        mean=numbers(2), two=np.array([2], np.float32), scale=numbers(2),
+    )  # fmt: skip
+    assert {name for name, kind in found.items() if kind} == {"mean", "scale"}

@@ -148,7 +148,7 @@ def test_each_batch_normalization_has_statistics_of_its_own(tmp_path):
 
 
 class Copies(nn.Module):
-    """Copies of a layer, whose weights are the same numbers, as nn.TransformerEncoder makes them; and a bias, expanded."""
+    """Copies of a layer, which nn.TransformerEncoder makes with the same numbers; and a bias, expanded."""
 
     def __init__(self) -> None:
         super().__init__()

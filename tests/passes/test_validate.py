@@ -159,3 +159,30 @@ def test_weights_that_are_declared_as_inputs_too():
     for tensor in old.graph.initializer:
         old.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
     assert [o.name for o in gradient(old).graph.output] == ["z", "v_grad", "u_grad"]
+
+
+def test_what_onnxruntime_optimized_for_one_processor():
+    found = model("{ y = Mul(x, w) }")
+    found.graph.node[0].domain, found.graph.node[0].name = "com.microsoft.nchwc", "n"
+    found.opset_import.append(helper.make_opsetid("com.microsoft.nchwc", 1))
+    text = (
+        "Trainer: Mul (node 'n') is of com.microsoft.nchwc, which onnxruntime writes for the processor at hand alone "
+        "and which has no gradient, expected the file from before, or one optimized by "
+        "GraphOptimizationLevel.ORT_ENABLE_EXTENDED"
+    )
+    with raises(ValueError, text):
+        Trainer(found, losses.MSE("y"), optim.SGD(lr=0.1))
+
+
+def test_integer_arithmetic_has_nothing_to_train():
+    found = parser.parse_model(
+        '<ir_version: 9, opset_import: ["": 18]> g (float[N, 2] x) => (float[N, 2] y) '
+        "<float s = {0.1}, uint8 z = {128}, uint8[2, 2] k = {1, 2, 3, 4}> {"
+        "q = QuantizeLinear(x, s, z)  p = QLinearMatMul(q, s, z, k, s, z, s, z)  y = DequantizeLinear(p, s, z) }"
+    )
+    text = (
+        "Trainer: 'loss' depends on no parameter: the model computes in integers ('QLinearMatMul'), which have no "
+        "gradient, expected the model from before it was quantized, or one quantized with quant_format=QuantFormat.QDQ"
+    )
+    with raises(ValueError, text):
+        Trainer(found, losses.MSE("y"), optim.SGD(lr=0.1))

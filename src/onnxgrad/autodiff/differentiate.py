@@ -11,6 +11,7 @@ from onnxgrad.graph.builder import Builder
 from onnxgrad.graph.files import load
 from onnxgrad.graph.gradients import gradient_value, whole_gradient
 from onnxgrad.graph.head import without_word
+from onnxgrad.graph.quantization import OF_INTEGERS
 from onnxgrad.graph.suggest import listed, suggestion
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.passes.draft import Draft
@@ -187,6 +188,13 @@ def sources(
         ]
         if not found:
             others = [n for n, v in named.items() if v in reached and _is_float(v)]
+            integers = sorted({n.op_type for n in graph.all_nodes() if n.op_type in OF_INTEGERS})
+            if integers:
+                raise ValueError(
+                    f"{caller}: {result} depends on no parameter: the model computes in integers ({listed(integers)}), "
+                    "which have no gradient, expected the model from before it was quantized, or one quantized with "
+                    "quant_format=QuantFormat.QDQ"
+                )
             raise ValueError(
                 f"{caller}: {result} depends on no parameter; it depends on {listed(others)}: name some with {argument}"
                 if others

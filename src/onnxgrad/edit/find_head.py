@@ -6,6 +6,7 @@ from typing import NamedTuple
 import onnx_ir as ir
 
 from onnxgrad.edit.class_axis import constants
+from onnxgrad.graph.quantization import OF_INTEGERS
 from onnxgrad.graph.suggest import listed
 from onnxgrad.graph.tensor import dims_of
 from onnxgrad.passes.draft import Draft
@@ -14,11 +15,6 @@ from onnxgrad.rules.ml import TREES
 from onnxgrad.schema import MICROSOFT, ML, is_standard
 
 CONVOLUTIONS = {"Conv": 0, "FusedConv": 0, "ConvTranspose": 1}  # by the weight's axis of what they compute
-# Products of integers, whose weights no optimizer moves.
-OF_INTEGERS = {
-    "ConvInteger", "DynamicQuantizeMatMul", "MatMulInteger", "MatMulIntegerToFloat", "QGemm", "QLinearConv",
-    "QLinearMatMul",
-}  # fmt: skip
 WEIGHT_WITHIN = "MatMulNBits"  # of com.microsoft: the weight is in pieces
 
 

@@ -10,6 +10,12 @@ import numpy as np
 
 from onnxgrad.tensor_types import Array
 
+# Products of integers, whose weights no optimizer moves.
+OF_INTEGERS = {
+    "ConvInteger", "DynamicQuantizeMatMul", "MatMulInteger", "MatMulIntegerToFloat", "QGemm", "QLinearConv",
+    "QLinearMatMul",
+}  # fmt: skip
+
 
 def spread(each: Array, shape: tuple[int, ...], axis: int, block_size: int) -> Array:
     """Scales or zero points in a shape that broadcasts to that of the numbers."""

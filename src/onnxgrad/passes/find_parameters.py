@@ -15,6 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.graph.adapters import adapters_of, names_of
+from onnxgrad.graph.quantization import OF_INTEGERS
 from onnxgrad.graph.torch_export import (
     PARAMETER,
     PRODUCER,
@@ -87,7 +88,7 @@ def find_parameters(draft: Draft) -> None:
     elif not any(role.is_parameter for role in found.values()):
         # A formula without products: its numbers are what there is to train.
         for name, role in found.items():
-            if role.kind in ("factor", "scalar", "table"):
+            if role.kind in ("factor", "scalar", "table") and not _is_setting(uses, graph.initializers[name]):
                 found[name] = Role("weight", True, "the model has no other weights")
     draft.roles = found
     if adapters := names_of(adapters_of(draft.model)):
@@ -104,6 +105,14 @@ def _leave_constants(roles: dict[str, Role]) -> None:
     if len(constants) < len(parameters):
         for name in constants:
             roles[name] = Role("constant", False, "a constant in the code of the PyTorch module")
+
+
+def _is_setting(uses: "_Uses", value: ir.Value) -> bool:
+    """Whether it is nothing but the exponent of powers, whose bases may be negative, or a scale of quantization."""
+    found = uses.of.get(value, [])
+    if value in uses.quantization or any(use.node.op_type in OF_INTEGERS for use in found):
+        return True
+    return bool(found) and all(use.node.op_type == "Pow" and use.node.inputs[0] is not value for use in found)
 
 
 def _freeze_all_but(roles: dict[str, Role], adapters: set[str]) -> None:

@@ -12,6 +12,7 @@ from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.weights_aside import weights_aside
 from onnxgrad.schema import OF_ONNXRUNTIME, is_standard
 
+BLOCKED_LAYOUT = "com.microsoft.nchwc"
 MOST_NODES = 1_000_000  # of a model whose functions are written out
 MOST_INTEGERS = 1 << 26  # in a vector that nodes make; onnx's shape inference holds every one of them as a dimension
 
@@ -25,6 +26,7 @@ def validate(draft: Draft) -> None:
             f"{draft.caller}: the model imports opset {opset}, expected 1 to {newest}, the newest that the installed "
             "onnx knows"
         )
+    _expect_no_blocked_layout(draft)
     _expect_finite_functions(draft)
     _expect_short_vectors(draft)
     with weights_aside(draft.graph):
@@ -36,6 +38,17 @@ def validate(draft: Draft) -> None:
     found = objection(proto)
     if found is not None:
         raise ValueError(f"{draft.caller}: the model is not valid: {found}")
+
+
+def _expect_no_blocked_layout(draft: Draft) -> None:
+    """onnxruntime optimizes with convolutions whose channels are in blocks as wide as a processor's registers."""
+    for node in draft.graph.all_nodes():
+        if node.domain == BLOCKED_LAYOUT:
+            raise ValueError(
+                f"{draft.caller}: {node.op_type} (node {node.name!r}) is of {BLOCKED_LAYOUT}, which onnxruntime writes "
+                "for the processor at hand alone and which has no gradient, expected the file from before, or one "
+                "optimized by GraphOptimizationLevel.ORT_ENABLE_EXTENDED"
+            )
 
 
 def _hide_layer_norms(proto: onnx.ModelProto, opset: int) -> None:
