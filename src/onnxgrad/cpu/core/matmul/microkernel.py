@@ -18,7 +18,7 @@ from numba import types
 from numba.core import cgutils
 
 from onnxgrad.cpu.core.halves import load, move, store
-from onnxgrad.cpu.core.jit import c_function, machine_code, native
+from onnxgrad.cpu.core.jit import c_function, inlined, machine_code, native
 from onnxgrad.cpu.core.matmul.transpose import transpose
 from onnxgrad.cpu.core.parallel import parallel
 from onnxgrad.cpu.core.vectors import (
@@ -114,16 +114,32 @@ def _multiply_tile(typing_context: Any, rows: Any, vectors: Any, tile: Any) -> A
             result.add_incoming(v.zeros, before)
             result.add_incoming(new, loop)
             results.append(result)
-        # Lanes past the last column are neither read nor written.
-        masks = [v.compare("<", valid, position * v.lanes) for position in range(width)]
-        onto = builder.select(add, ir.Constant(v.mask_type, [1] * v.lanes), ir.Constant(v.mask_type, None))
-        for number, (offset, result) in enumerate(zip(c_offsets, results, strict=True)):
-            place, mask = v.at(c_base, offset), masks[number % width]
-            old = v.masked_load(place, builder.and_(mask, onto))
-            v.masked_store(builder.fadd(old, result), place, mask)
+        places = [v.at(c_base, offset) for offset in c_offsets]
+        with builder.if_else(builder.icmp_signed(">=", valid, INT64(width * v.lanes))) as (whole, part):
+            with whole, builder.if_else(add) as (onto_old, anew):
+                with onto_old:
+                    for place, result in zip(places, results, strict=True):
+                        v.store(builder.fadd(v.load(place), result), place)
+                with anew:
+                    for place, result in zip(places, results, strict=True):
+                        v.store(result, place)
+            with part:  # masks take long on an EPYC without AVX-512
+                _store_part(builder, v, places, results, width, valid, add)
         return context.get_dummy_value()
 
     return types.void(rows, vectors, tile), generate
+
+
+def _store_part(
+    builder: ir.IRBuilder, v: Vectors, places: list[Any], results: list[Any], width: int, valid: Any, add: Any
+) -> None:
+    """Lanes past the last column are neither read nor written."""
+    masks = [v.compare("<", valid, position * v.lanes) for position in range(width)]
+    onto = builder.select(add, ir.Constant(v.mask_type, [1] * v.lanes), ir.Constant(v.mask_type, None))
+    for number, (place, result) in enumerate(zip(places, results, strict=True)):
+        mask = masks[number % width]
+        old = v.masked_load(place, builder.and_(mask, onto))
+        v.masked_store(builder.fadd(old, result), place, mask)
 
 
 def _multiply(
@@ -292,25 +308,29 @@ def pack(
     for first in range(0, columns, width):
         taken = min(width, columns - first)
         base = at + first * depth
-        if column_step == 1 and taken == ROWS:  # a loop of known length becomes one vector move
+        if column_step == 1:
+            whole = taken // ROWS * ROWS
             for k in range(depth):
-                here = start + k * k_step + first
-                for j in range(ROWS):
-                    store(packed, base + k * width + j, load(source, here + j))
-        elif column_step == 1:
-            for k in range(depth):
-                here = start + k * k_step + first
-                for j in range(taken):
-                    store(packed, base + k * width + j, load(source, here + j))
+                here, to = start + k * k_step + first, base + k * width
+                for j in range(0, whole, ROWS):
+                    move(ROWS, source, here + j, packed, to + j)
+                for j in range(whole, taken):
+                    store(packed, to + j, load(source, here + j))
         else:
             for j in range(taken):
                 here = start + (first + j) * column_step
                 for k in range(depth):
                     store(packed, base + k * width + j, load(source, here + k * k_step))
-        if taken < width:
-            for k in range(depth):
-                for j in range(taken, width):
-                    store(packed, base + k * width + j, 0)
+        _fill_panel(packed, base, depth, taken, width)
+
+
+@inlined
+def _fill_panel(packed: Array, at: int, depth: int, taken: int, width: int) -> None:
+    """Zeros in the columns that are not there."""
+    if taken < width:
+        for k in range(depth):
+            for j in range(taken, width):
+                store(packed, at + k * width + j, 0)
 
 
 @native
@@ -328,12 +348,9 @@ def _pack_panel(
     first = number * width
     taken, at = min(width, columns - first), aligned(packed) + first * depth
     here = start + first * column_step
-    if column_step == 1 and taken == width and width % ROWS == 0:
-        for k in range(depth):
-            for j in range(0, width, ROWS):
-                move(ROWS, source, here + k * k_step + j, packed, at + k * width + j)
-    elif k_step == 1 and taken == width:
-        transpose(source, here, column_step, width, depth, packed, at, width)
+    if k_step == 1 and column_step != 1:
+        transpose(source, here, column_step, taken, depth, packed, at, width)
+        _fill_panel(packed, at, depth, taken, width)
     else:
         pack(source, here, k_step, column_step, depth, taken, width, packed, at)
 
