@@ -29,7 +29,7 @@ CALLBACKS = "Objects that fit() calls: they monitor training, keep the best epoc
 SOURCES = """[data.md](data.md) shows how to load data; `Batches` takes a source, which `read` makes from a file
 or folder."""
 METRICS = "Numbers for validation data besides the loss; any function of outputs and batch is a metric too."
-FINE_TUNING = """Functions that change a model before training; [fine-tuning.md](fine-tuning.md) shows how to use them."""
+FINE_TUNING = "Functions that change a model before training; [fine-tuning.md](fine-tuning.md) shows how to use them."
 GRADIENTS = "Functions that take a model and return it with its gradient, or with Hessian-vector products."
 RUNTIME = "Functions that add our operators to stock onnxruntime, onnx and models, and set the number of threads."
 CALLS = "Every operator is called in the same ways; [operators.md](operators.md) documents each of them."
