@@ -69,3 +69,19 @@ def test_a_run_replaces_rows_of_its_own_processor_which_then_comes_first_on_page
 
 def test_the_pages_have_what_was_measured():
     assert [str(page) for page in pages.stale()] == []
+
+
+@pytest.mark.parametrize(
+    "name, operator, part",
+    [
+        ("/layers/layers.0/qkv/MatMul", "Gemm", "forward: products"),
+        ("/layers/layers.0/qkv/MatMul_grad/Gemm", "Gemm", "backward: products"),
+        ("/conv1/Conv_grad", "ConvGrad", "backward: products"),
+        ("/Relu", "Relu", "forward: other operators"),
+        ("/layers/layers.0/Add_3_grad/Add", "Add", "backward: other operators"),
+    ],
+)
+def test_a_node_belongs_to_a_part_of_the_step(name, operator, part):
+    from bench.step_profile import part_of
+
+    assert part_of(name, operator) == part

@@ -230,7 +230,10 @@ def test_models_and_places_that_are_refused(folder):
     assert run(*BASE, "-o", "taken", code=2).output == (
         "onnxgrad: 'taken' is a folder, expected the name of a file to write\n"
     )
-    assert "Missing option '--loss'" in run("train", "model.onnx", "--data", "train.npz", *OUT, code=2).output
+    assert "Error: Missing --loss. Example:\n\n  onnxgrad train model.onnx" in run(*BASE[:4], *OUT, code=2).output
+    assert "Error: Missing MODEL, --output, --data, --loss. Example:" in run("train", code=2).output
+    Path("run.toml").write_text('model = "model.onnx"\nloss = "mse:logits"\n')
+    assert "Error: Missing --output, --data. Example:" in run("train", "--config", "run.toml", code=2).output
     two = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["N"]) for n in ("y", "z")]
     graph = helper.make_graph(
         [helper.make_node("Mul", ["x", "w"], ["y"]), helper.make_node("Neg", ["y"], ["z"])], "two",

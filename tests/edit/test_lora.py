@@ -131,6 +131,14 @@ def test_a_weight_that_is_used_twice_has_one_adapter():
     assert np.allclose(run(onnxgrad.merge_lora(found), X), run(found, X), atol=1e-4)
 
 
+def test_a_list_of_patterns_with_alternatives():
+    """As `onnxgrad train --lora 'first|nothing' --lora second` gives it."""
+    found = arrays(onnxgrad.lora(linear(), ["first|nothing", "second"], rank=1))
+    assert {name.split(".")[0] for name in found if "lora_A" in name} == {"first", "second"}
+    with pytest.raises(ValueError, match=re.escape("lora: no layer is named 'third' or 'fourth'")):
+        onnxgrad.lora(linear(), ["first", "third|fourth"])
+
+
 def test_a_table_that_is_also_the_last_layer():
     table = adapted.weights(9, 5)
     text = "h = Gather(table__weight, x) t = Transpose(table__weight) y = MatMul(h, t)"

@@ -65,7 +65,32 @@ def command(function: Callable[..., None]) -> click.Command:
             raise Refused(sentence(error)) from None
 
     debug = click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-    return main.command()(debug(run))
+    return main.command(cls=_Command)(debug(run))
+
+
+class _Command(click.Command):
+    """A command that names all missing arguments and options at once, with an example; click names the first."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.MissingParameter as error:
+            values, _, _ = self.make_parser(ctx).parse_args(given)
+            values = {**values, **(ctx.default_map or {})}  # a file of settings has given the latter
+            missing = [p for p in self.params if p.required and _is_missing(p, values.get(str(p.name)))]
+            names = ", ".join(p.human_readable_name if isinstance(p, click.Argument) else p.opts[-1] for p in missing)
+            if not names:
+                raise
+            raise click.UsageError(f"Missing {names}. Example:\n\n  {self._example()}", ctx) from error
+
+    def _example(self) -> str:
+        """The first one in the help."""
+        return next(line.strip() for line in (self.help or "").splitlines() if line.strip().startswith("onnxgrad "))
+
+
+def _is_missing(parameter: click.Parameter, value: Any) -> bool:
+    return value is None or parameter.value_is_missing(value)
 
 
 def sentence(error: Exception) -> str:

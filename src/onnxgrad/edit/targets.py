@@ -70,14 +70,15 @@ def find_targets(graph: ir.Graph) -> list[Target]:
 def choose(targets: Sequence[Target], patterns: str | Sequence[str], rank: int, caller: str) -> list[Target]:
     """Those that patterns name; raises one sentence about a pattern that names none.
 
-    A name without wildcards also stands for layers whose names end with it, as in PEFT.
+    A name without wildcards also stands for layers whose names end with it, as in PEFT. "*query*|*value*" is one
+    pattern: it names something if one of its alternatives does.
     """
-    split = patterns.split("|") if isinstance(patterns, str) else list(patterns)
-    alternatives = [p.strip() for p in split if p.strip()]
+    given = [patterns] if isinstance(patterns, str) else patterns
+    split = [[part.strip() for part in pattern.split("|") if part.strip()] for pattern in given]
+    alternatives = [part for parts in split for part in parts]
     able = [t for t in targets if not (t.refused or _refusal(t, rank))]
     chosen = [t for t in able if any(_matches(t, p) for p in alternatives)]
-    is_one_of_several = isinstance(patterns, str)  # "*query*|*value*" is one pattern
-    for wanted in [alternatives] if is_one_of_several else [[p] for p in alternatives]:
+    for wanted in filter(None, split):
         if not any(_matches(t, p) for t in chosen for p in wanted):
             raise ValueError(_nothing(targets, able, wanted, rank, caller))
     if not chosen:
