@@ -17,6 +17,7 @@ import onnxgrad
 
 MOST_ELEMENTS = 160
 LARGEST, SMALLEST = 4.0, 0.03  # of values that are computed with: products of larger or smaller ones run away
+VANISHED = 1e-5  # what is left of rounding: no scaling makes numbers of it
 WILD = 1e3  # what no scaling brings back: differences of such numbers are rounding
 FROM_KINKS = 2e-3  # how far numbers stay away from where a derivative jumps
 OLDEST, NEWEST = 7, 26  # opsets: onnxruntime 1.31 takes those up to 26
@@ -184,6 +185,8 @@ class Graph:
         if not isinstance(value, torch.Tensor) or not value.is_floating_point():
             return name
         largest = float(value.abs().max())
+        if 0 < largest < VANISHED:
+            return name
         if largest > LARGEST:
             name = self.smaller(name, largest)
         elif 0 < largest < SMALLEST:

@@ -138,7 +138,7 @@ COMPUTES.update({
     "Concat": lambda n, *x: torch.cat(x, n("axis")),
     "SequenceConstruct": lambda n, *x: list(x), "SequenceAt": lambda n, s, k: s[int(k)],
     "SequenceLength": lambda n, s: torch.tensor(len(s)), "SequenceEmpty": lambda n: [],
-    "SequenceErase": lambda n, s, k=None: [x for i, x in enumerate(s) if i != (len(s) - 1 if k is None else int(k) % len(s))],
+    "SequenceErase": lambda n, s, k=None: [x for i, x in enumerate(s) if i != (-1 if k is None else int(k)) % len(s)],
     "GatherND": lambda n, x, k: _gather_nd(x, k, n("batch_dims", 0)),
     "ReduceL1": lambda n, x, axes=None: _reduce(n, x, axes, lambda y: y.abs().sum(-1)),
     "ReduceL2": lambda n, x, axes=None: _reduce(n, x, axes, lambda y: y.square().sum(-1).sqrt()),
@@ -153,7 +153,7 @@ COMPUTES.update({
     "GlobalAveragePool": lambda n, x: x.mean(tuple(range(2, x.dim())), keepdim=True),
     "GlobalMaxPool": lambda n, x: x.amax(tuple(range(2, x.dim())), keepdim=True),
     "GlobalLpPool": lambda n, x: _lp(x.flatten(2), n("p", 2)).reshape(*x.shape[:2], *[1] * (x.dim() - 2)),
-    "GroupNormalization": lambda n, x, scale, bias: _group_norm(n, x, scale, bias),
+    "GroupNormalization": lambda n, *x: _group_norm(n, *x),
     "InstanceNormalization": lambda n, x, s, b: F.instance_norm(x, weight=s, bias=b, eps=n("epsilon", 1e-5)),
     "LRN": lambda n, x: F.local_response_norm(x, n("size"), n("alpha", 1e-4), n("beta", 0.75), n("bias", 1.0)),
     "AffineGrid": lambda n, theta, size: F.affine_grid(theta, size.tolist(), bool(n("align_corners", 0))),
@@ -240,7 +240,6 @@ def _reshape(n: Node, x: Any, shape: Any) -> Any:
 
 @computes("Flatten")
 def _flatten(n: Node, x: Any) -> Any:
-    axis = n("axis", 1) % (x.dim() + 1) if n("axis", 1) < 0 else n("axis", 1)
     axis = n("axis", 1) + x.dim() if n("axis", 1) < 0 else axis
     return x.reshape(math.prod(x.shape[:axis]), -1)
 
