@@ -4,6 +4,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -321,10 +322,8 @@ def grow(graph: Graph, choices: Sequence[Way] | None = None) -> None:
     open_ones = [w for w in choices or WAYS if w.since <= graph.opset <= w.until]
     weights = np.array([w.weight for w in open_ones])
     chosen = open_ones[int(graph.rng.choice(len(open_ones), p=weights / weights.sum()))]
-    try:
+    with suppress(UnsuitableError):
         chosen.grow(graph)
-    except UnsuitableError:
-        pass
 
 
 SHAPES = [(3,), (2, 3), (4, 3), (3, 4), (2, 3, 4), (2, 4, 3), (1, 2, 4, 4), (2, 2, 3, 3), (1, 4, 5, 4), (1, 3, 6)]
