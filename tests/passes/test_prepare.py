@@ -215,7 +215,8 @@ def test_a_branch_reads_what_onnx_converter_replaces():
     g (float[2,3,4] x, bool c) => (float[2,3,4] y) {
         p = LogSoftmax <axis = 1> (x)
         y = If (c) <
-            then_branch = yes () => (float[2,3,4] u) { u = Tanh (p) }, else_branch = no () => (float[2,3,4] w) { w = Neg (p) }
+            then_branch = yes () => (float[2,3,4] u) { u = Tanh (p) },
+            else_branch = no () => (float[2,3,4] w) { w = Neg (p) }
         >
     }"""
     x = np.random.default_rng(0).standard_normal((2, 3, 4))

@@ -4,6 +4,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ import onnxgrad
 
 MOST_ELEMENTS = 160
 LARGEST, SMALLEST = 4.0, 0.03  # of values that are computed with: products of larger or smaller ones run away
+VANISHED = 1e-5  # what is left of rounding: no scaling makes numbers of it
 WILD = 1e3  # what no scaling brings back: differences of such numbers are rounding
 FROM_KINKS = 2e-3  # how far numbers stay away from where a derivative jumps
 OLDEST, NEWEST = 7, 26  # opsets: onnxruntime 1.31 takes those up to 26
@@ -184,6 +186,8 @@ class Graph:
         if not isinstance(value, torch.Tensor) or not value.is_floating_point():
             return name
         largest = float(value.abs().max())
+        if 0 < largest < VANISHED:
+            return name
         if largest > LARGEST:
             name = self.smaller(name, largest)
         elif 0 < largest < SMALLEST:
@@ -318,10 +322,8 @@ def grow(graph: Graph, choices: Sequence[Way] | None = None) -> None:
     open_ones = [w for w in choices or WAYS if w.since <= graph.opset <= w.until]
     weights = np.array([w.weight for w in open_ones])
     chosen = open_ones[int(graph.rng.choice(len(open_ones), p=weights / weights.sum()))]
-    try:
+    with suppress(UnsuitableError):
         chosen.grow(graph)
-    except UnsuitableError:
-        pass
 
 
 SHAPES = [(3,), (2, 3), (4, 3), (3, 4), (2, 3, 4), (2, 4, 3), (1, 2, 4, 4), (2, 2, 3, 3), (1, 4, 5, 4), (1, 3, 6)]

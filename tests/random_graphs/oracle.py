@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from torch.nn import functional
 
 Values = dict[str, Any]
 COMPUTES: dict[str, Callable[..., Any]] = {}
@@ -110,15 +110,15 @@ COMPUTES.update({
     "Sin": lambda n, x: x.sin(), "Sinh": lambda n, x: x.sinh(), "Tan": lambda n, x: x.tan(),
     "Tanh": lambda n, x: x.tanh(), "Exp": lambda n, x: x.exp(), "Log": lambda n, x: x.log(),
     "Sqrt": lambda n, x: x.sqrt(), "Neg": lambda n, x: -x, "Reciprocal": lambda n, x: 1 / x,
-    "Erf": lambda n, x: x.erf(), "Sigmoid": lambda n, x: x.sigmoid(), "Softplus": lambda n, x: F.softplus(x),
-    "Softsign": lambda n, x: x / (1 + x.abs()), "Relu": lambda n, x: x.relu(), "Mish": lambda n, x: F.mish(x),
+    "Erf": lambda n, x: x.erf(), "Sigmoid": lambda n, x: x.sigmoid(), "Softplus": lambda n, x: functional.softplus(x),
+    "Softsign": lambda n, x: x / (1 + x.abs()), "Relu": lambda n, x: x.relu(), "Mish": lambda n, x: functional.mish(x),
     "Identity": lambda n, x: x.clone() if isinstance(x, torch.Tensor) else x,
-    "HardSwish": lambda n, x: F.hardswish(x),
+    "HardSwish": lambda n, x: functional.hardswish(x),
     "Swish": lambda n, x: x * torch.sigmoid(n("alpha", 1.0) * x),
-    "Gelu": lambda n, x: F.gelu(x, approximate="tanh") if n("approximate") == "tanh" else _erf_gelu(x),
-    "Celu": lambda n, x: F.celu(x, n("alpha", 1.0)), "Elu": lambda n, x: F.elu(x, n("alpha", 1.0)),
-    "LeakyRelu": lambda n, x: F.leaky_relu(x, n("alpha", 0.01)),
-    "Selu": lambda n, x: n("gamma", 1.0507009873554805) * F.elu(x, n("alpha", 1.6732632423543772)),
+    "Gelu": lambda n, x: functional.gelu(x, approximate="tanh") if n("approximate") == "tanh" else _erf_gelu(x),
+    "Celu": lambda n, x: functional.celu(x, n("alpha", 1.0)), "Elu": lambda n, x: functional.elu(x, n("alpha", 1.0)),
+    "LeakyRelu": lambda n, x: functional.leaky_relu(x, n("alpha", 0.01)),
+    "Selu": lambda n, x: n("gamma", 1.0507009873554805) * functional.elu(x, n("alpha", 1.6732632423543772)),
     "HardSigmoid": lambda n, x: (n("alpha", 0.2) * x + n("beta", 0.5)).clamp(0, 1),
     "ThresholdedRelu": lambda n, x: torch.where(x > n("alpha", 1.0), x, 0 * x),
     "PRelu": lambda n, x, slope: torch.where(x < 0, x * slope, x),
@@ -138,7 +138,7 @@ COMPUTES.update({
     "Concat": lambda n, *x: torch.cat(x, n("axis")),
     "SequenceConstruct": lambda n, *x: list(x), "SequenceAt": lambda n, s, k: s[int(k)],
     "SequenceLength": lambda n, s: torch.tensor(len(s)), "SequenceEmpty": lambda n: [],
-    "SequenceErase": lambda n, s, k=None: [x for i, x in enumerate(s) if i != (len(s) - 1 if k is None else int(k) % len(s))],
+    "SequenceErase": lambda n, s, k=None: [x for i, x in enumerate(s) if i != (-1 if k is None else int(k)) % len(s)],
     "GatherND": lambda n, x, k: _gather_nd(x, k, n("batch_dims", 0)),
     "ReduceL1": lambda n, x, axes=None: _reduce(n, x, axes, lambda y: y.abs().sum(-1)),
     "ReduceL2": lambda n, x, axes=None: _reduce(n, x, axes, lambda y: y.square().sum(-1).sqrt()),
@@ -153,10 +153,9 @@ COMPUTES.update({
     "GlobalAveragePool": lambda n, x: x.mean(tuple(range(2, x.dim())), keepdim=True),
     "GlobalMaxPool": lambda n, x: x.amax(tuple(range(2, x.dim())), keepdim=True),
     "GlobalLpPool": lambda n, x: _lp(x.flatten(2), n("p", 2)).reshape(*x.shape[:2], *[1] * (x.dim() - 2)),
-    "GroupNormalization": lambda n, x, scale, bias: _group_norm(n, x, scale, bias),
-    "InstanceNormalization": lambda n, x, s, b: F.instance_norm(x, weight=s, bias=b, eps=n("epsilon", 1e-5)),
-    "LRN": lambda n, x: F.local_response_norm(x, n("size"), n("alpha", 1e-4), n("beta", 0.75), n("bias", 1.0)),
-    "AffineGrid": lambda n, theta, size: F.affine_grid(theta, size.tolist(), bool(n("align_corners", 0))),
+    "InstanceNormalization": lambda n, x, s, b: functional.instance_norm(x, weight=s, bias=b, eps=n("epsilon", 1e-5)),
+    "LRN": lambda n, x: functional.local_response_norm(x, n("size"), n("alpha", 1e-4), n("beta", 0.75), n("bias", 1.0)),
+    "AffineGrid": lambda n, theta, size: functional.affine_grid(theta, size.tolist(), bool(n("align_corners", 0))),
 })  # fmt: skip
 
 
@@ -240,8 +239,7 @@ def _reshape(n: Node, x: Any, shape: Any) -> Any:
 
 @computes("Flatten")
 def _flatten(n: Node, x: Any) -> Any:
-    axis = n("axis", 1) % (x.dim() + 1) if n("axis", 1) < 0 else n("axis", 1)
-    axis = n("axis", 1) + x.dim() if n("axis", 1) < 0 else axis
+    axis = n("axis", 1) + x.dim() if n("axis", 1) < 0 else n("axis", 1)
     return x.reshape(math.prod(x.shape[:axis]), -1)
 
 
@@ -352,7 +350,7 @@ def _scatter_nd(n: Node, x: Any, k: Any, updates: Any) -> Any:
 @computes("OneHot")
 def _one_hot(n: Node, k: Any, depth: Any, values: Any) -> Any:
     depth, axis = int(depth), n("axis", -1)
-    on = F.one_hot(k.long() % depth, depth).bool().movedim(-1, axis)
+    on = functional.one_hot(k.long() % depth, depth).bool().movedim(-1, axis)
     return torch.where(on, values[1], values[0])
 
 
@@ -474,12 +472,13 @@ def _batch_norm(n: Node, x: Any, scale: Any, bias: Any, mean: Any, variance: Any
     return (x - mean) * (variance + n("epsilon", 1e-5)).rsqrt() * scale + bias
 
 
+@computes("GroupNormalization")
 def _group_norm(n: Node, x: Any, scale: Any, bias: Any) -> Any:
     groups = n("num_groups")
     if n.opset < 21:  # a scale for each group
         each = x.shape[1] // groups
         scale, bias = scale.repeat_interleave(each), bias.repeat_interleave(each)
-    return F.group_norm(x, groups, scale, bias, n("epsilon", 1e-5))
+    return functional.group_norm(x, groups, scale, bias, n("epsilon", 1e-5))
 
 
 def _pads(n: Node, x: Any, kernel: Sequence[int]) -> tuple[list[int], list[int]]:
@@ -502,14 +501,14 @@ def _pads(n: Node, x: Any, kernel: Sequence[int]) -> tuple[list[int], list[int]]
 def _padded(n: Node, x: Any, kernel: Sequence[int], value: float = 0.0) -> Any:
     before, after = _pads(n, x, kernel)
     flat = [p for pair in zip(before[::-1], after[::-1], strict=True) for p in pair]
-    return F.pad(x, flat, value=value)
+    return functional.pad(x, flat, value=value)
 
 
 @computes("Conv")
 def _conv(n: Node, x: Any, w: Any, b: Any = None) -> Any:
     kernel = list(w.shape[2:])
     rank = len(kernel)
-    convolve = (F.conv1d, F.conv2d, F.conv3d)[rank - 1]
+    convolve = (functional.conv1d, functional.conv2d, functional.conv3d)[rank - 1]
     padded = _padded(n, x, kernel)
     return convolve(padded, w, b, n("strides", 1), 0, n("dilations", 1), n("group", 1))
 
@@ -518,7 +517,7 @@ def _conv(n: Node, x: Any, w: Any, b: Any = None) -> Any:
 def _conv_transpose(n: Node, x: Any, w: Any, b: Any = None) -> Any:
     rank = w.dim() - 2
     pads = n("pads", [0] * 2 * rank)
-    convolve = (F.conv_transpose1d, F.conv_transpose2d)[rank - 1]
+    convolve = (functional.conv_transpose1d, functional.conv_transpose2d)[rank - 1]
     found = convolve(x, w, b, n("strides", 1), 0, n("output_padding", 0), n("group", 1), n("dilations", 1))
     for k in range(rank):
         found = found.narrow(k + 2, pads[k], found.shape[k + 2] - pads[k] - pads[k + rank])
@@ -587,22 +586,22 @@ def _resize(n: Node, x: Any, *rest: Any) -> Any:
         target = [int(d * s) for d, s in zip(x.shape, scales, strict=True)]
     assert target[:2] == list(x.shape[:2])
     if mode == "nearest":
-        return F.interpolate(x, target[2:], mode="nearest")
+        return functional.interpolate(x, target[2:], mode="nearest")
     corners = n("coordinate_transformation_mode", "half_pixel") == "align_corners"
     name = {1: "linear", 2: "bilinear"}[x.dim() - 2] if mode == "linear" else "bicubic"
-    return F.interpolate(x, target[2:], mode=name, align_corners=corners)
+    return functional.interpolate(x, target[2:], mode=name, align_corners=corners)
 
 
 @computes("GridSample")
 def _grid_sample(n: Node, x: Any, grid: Any) -> Any:
     mode = {"linear": "bilinear", "cubic": "bicubic"}.get(n("mode", "linear"), n("mode", "bilinear"))
-    return F.grid_sample(x, grid, mode, n("padding_mode", "zeros"), bool(n("align_corners", 0)))
+    return functional.grid_sample(x, grid, mode, n("padding_mode", "zeros"), bool(n("align_corners", 0)))
 
 
 @computes("Col2Im")
 def _col2im(n: Node, x: Any, image: Any, block: Any) -> Any:
     pads = n("pads", [0] * 4)
-    return F.fold(x, image.tolist(), block.tolist(), n("dilations", 1), pads[:2], n("strides", 1))
+    return functional.fold(x, image.tolist(), block.tolist(), n("dilations", 1), pads[:2], n("strides", 1))
 
 
 @computes("CenterCropPad")
@@ -619,7 +618,7 @@ def _center_crop_pad(n: Node, x: Any, shape: Any) -> Any:
 
 
 ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
-    "Tanh": torch.tanh, "Sigmoid": torch.sigmoid, "Softsign": F.softsign, "Softplus": F.softplus,
+    "Tanh": torch.tanh, "Sigmoid": torch.sigmoid, "Softsign": functional.softsign, "Softplus": functional.softplus,
 }  # fmt: skip
 
 

@@ -7,9 +7,9 @@ from onnx import TensorProto, numpy_helper
 from tests.random_graphs.growth import Graph, UnsuitableError, way
 
 # Operators whose results have dimensions that nobody knows before they run, or that onnx does not infer.
-UNKNOWN = {"Compress", "NonZero", "Unique", "If", "Loop", "Scan", "Range", "Einsum", "Resize", "Slice", "Reshape", "Expand",
-           "ConstantOfShape", "SequenceAt", "ConcatFromSequence", "Tile", "Split", "OneHot", "CenterCropPad", "Pad",
-           "Col2Im", "Upsample", "TopK", "AffineGrid", "Blend", "Mix", "DFT"}  # fmt: skip
+UNKNOWN = {"Compress", "NonZero", "Unique", "If", "Loop", "Scan", "Range", "Einsum", "Resize", "Slice", "Reshape",
+           "Expand", "ConstantOfShape", "SequenceAt", "ConcatFromSequence", "Tile", "Split", "OneHot", "CenterCropPad",
+           "Pad", "Col2Im", "Upsample", "TopK", "AffineGrid", "Blend", "Mix", "DFT"}  # fmt: skip
 
 
 @way(weight=2)
@@ -203,7 +203,7 @@ def pad(g: Graph) -> None:
 
 @way()
 def tile(g: Graph) -> None:
-    name = g.some(lambda x: 0 < x.dim() and x.numel() <= 40)
+    name = g.some(lambda x: x.dim() > 0 and x.numel() <= 40)
     g.add("Tile", [name, g.ints(*[g.between(1, 2) for _ in g.shape(name)])])
 
 

@@ -99,3 +99,14 @@ def test_two_axes_beside_a_vector():
     }""")
     feeds = {"x": (2, 3, 4), "v": (4,), "s": (3, 4), "t": (4,)}
     check_model(model, {n: RNG.standard_normal(shape) for n, shape in feeds.items()}, list(feeds), twice=False)
+
+
+def test_softmax_along_two_axes_beside_a_vector():
+    model = parsed("""g (float[2,3,4] x, float[4] v) => (float[2,3,4] a, float[4] b, float[2,3,4] c, float[4] d) {
+        a = Softmax <axis = -2> (x)
+        b = Softmax <axis = -1> (v)
+        c = LogSoftmax <axis = 1> (x)
+        d = LogSoftmax <axis = 0> (v)
+    }""")
+    feeds = {"x": RNG.standard_normal((2, 3, 4)), "v": RNG.standard_normal(4)}
+    check_model(model, feeds, ["x", "v"], ["a", "b", "c", "d"], twice=False)

@@ -1,6 +1,8 @@
 """MatMul, Gemm, Einsum and Det."""
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
 import torch
 from tests.gradients import check_rule, evaluate, model_of_node
@@ -147,3 +149,14 @@ def test_permuted_mat_mul(A, B, attributes, has_bias):
     bias = [RNG.standard_normal(columns)] if has_bias else []
     inputs = RNG.standard_normal(A), RNG.standard_normal(B), *bias
     check_rule("PermutedMatMul", *inputs, domain="onnxgrad", **attributes)
+
+
+def test_a_vector_times_what_a_transpose_made():
+    """onnxruntime would fuse the Transpose into the product of the gradient, and read the vector wrongly."""
+    text = """<ir_version: 8, opset_import: ["" : 18]>
+    g (float[3] a, float[2,3] b) => (float[2] y) { t = Transpose <perm = [1,0]> (b) y = MatMul (a, t) }"""
+    made = onnxgrad.gradient(onnx.parser.parse_model(text), "a")
+    a, b, g = (np.arange(n, dtype=np.float32) for n in (3, 6, 2))
+    feeds = {"a": a, "b": b.reshape(2, 3), "y_grad": g}
+    session = onnxruntime.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
+    np.testing.assert_allclose(session.run(["a_grad"], feeds)[0], g @ feeds["b"])

@@ -25,7 +25,8 @@ def product_left(g: Tensor, A: Tensor, B: Tensor) -> Tensor:
     if B.rank == 1:
         return op.Unsqueeze(g, [-1]) * B
     if A.rank == 1:
-        return op.Squeeze(B @ op.Unsqueeze(g, [-1]), [-1]) if B.rank > 2 else B @ g
+        # A column, as onnxruntime 1.31 multiplies a vector wrongly by a matrix that a Transpose has made.
+        return op.Squeeze(B @ op.Unsqueeze(g, [-1]), [-1])
     if A.rank == 2 and B.rank == 2:
         return op.Gemm(g, B, transB=1)
     return g @ transposed(B)
