@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrad.schema import Attribute, Input
+from onnxgrad.schema import MOST_DIMENSIONS, Attribute, Input
 from onnxgrad.tensor_types import Array
 
 NATIVE_INT64 = np.dtype(np.int64)
@@ -130,7 +130,8 @@ def _to_shape(entry: Input, value: Any) -> Array:
         array = array.astype(np.int64)
     dims = array.tolist()
     if dims and min(dims) < 0:
-        raise ValueError(f"{entry.name} is {dims}, expected no negative dimension")
+        spelled = dims if len(dims) <= MOST_DIMENSIONS else f"{len(dims)} numbers, {min(dims)} among them"
+        raise ValueError(f"{entry.name} is {spelled}, expected no negative dimension")
     return array
 
 

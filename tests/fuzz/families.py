@@ -313,7 +313,7 @@ def _conv(op: Any, d: Draw) -> Drawn:
     dtype, rank = d.types(op)["T"], d.one((1, 2, 2, 2, 2, 3) if is_gradient else (1, 2, 2))
     kernel, settings = _windows(d, rank, is_gradient)
     group = d.one((1, 1, 1, 2, 3, 4, 8, 16, 17, 32))
-    depthwise = group > 1 and (not is_gradient or d.chance(0.5))
+    depthwise = not is_gradient or (group > 1 and d.chance(0.5))
     per_group, channels = (1, 1) if depthwise else (d.size(20, 1), d.size(20, 1))
     settings["group"] = group
     if is_gradient and d.chance(0.3):

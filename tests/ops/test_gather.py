@@ -277,6 +277,12 @@ OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
         (ValueError, "shape has shape (1, 2), expected one dimension", ([[4, 3]], [0, 1], ONES), {}),
         (ValueError, "shape is empty, expected at least one dimension", ([], 0, np.float32(1)), {}),
         (ValueError, "shape is [4, -3], expected no negative dimension", ([4, -3], [0, 1], ONES), {}),
+        (
+            ValueError,
+            "shape is 100 numbers, -3 among them, expected no negative dimension",
+            ([-3] * 100, [0, 1], ONES),
+            {},
+        ),
         (ValueError, "shape holds values that do not fit int64", ([2**63, 3], [0, 1], ONES), {}),
         (ValueError, "shape holds values that do not fit int64", (np.array([2**63], np.uint64), [0, 1], ONES), {}),
         (ValueError, "shape is a ragged list, expected integers of one shape", ([[4], [3, 2]], [0, 1], ONES), {}),
