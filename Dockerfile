@@ -1,5 +1,5 @@
 # Images of onnxgrad, whose entry point is the command. `make dist` first: the wheel has kernels for all processors.
-#     docker build -t onnxgrad .                       for the CPU
+#     docker build -t onnxgrad --target cpu .          for the CPU
 #     docker build -t onnxgrad:cuda --target cuda .    for NVIDIA GPUs
 ARG PYTHON=3.13
 
@@ -14,6 +14,13 @@ FROM base AS installed-cpu
 COPY dist/onnxgrad-*.whl /tmp/
 RUN pip install "$(echo /tmp/onnxgrad-*.whl)[cpu]" && onnxgrad warmup
 
+FROM base AS cpu
+COPY --from=installed-cpu /opt/onnxgrad /opt/onnxgrad
+COPY --from=installed-cpu /var/cache/onnxgrad /var/cache/onnxgrad
+USER onnxgrad
+WORKDIR /work
+ENTRYPOINT ["onnxgrad"]
+
 FROM base AS installed-cuda
 COPY dist/onnxgrad-*.whl /tmp/
 RUN pip install "$(echo /tmp/onnxgrad-*.whl)[cuda]" onnxruntime-gpu && onnxgrad warmup
@@ -23,13 +30,6 @@ FROM base AS cuda
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 COPY --from=installed-cuda /opt/onnxgrad /opt/onnxgrad
 COPY --from=installed-cuda /var/cache/onnxgrad /var/cache/onnxgrad
-USER onnxgrad
-WORKDIR /work
-ENTRYPOINT ["onnxgrad"]
-
-FROM base AS cpu
-COPY --from=installed-cpu /opt/onnxgrad /opt/onnxgrad
-COPY --from=installed-cpu /var/cache/onnxgrad /var/cache/onnxgrad
 USER onnxgrad
 WORKDIR /work
 ENTRYPOINT ["onnxgrad"]

@@ -160,7 +160,8 @@ kernel_cache.ahead.has_compiled = note
 onnxgrad.set_num_threads(3)
 trainer = onnxgrad.Trainer("m.onnx", onnxgrad.losses.CrossEntropy("logits"), onnxgrad.optim.SGD(0.1))
 loss = trainer.step({"x": np.array([[1, 2, 3], [4, 5, 6]]), "target": np.array([1, 2])})
-print(loss, len(asked), sum(asked.values()))
+own = [name for name, by_others in asked.items() if not by_others and name.startswith("onnxgrad.cpu")]
+print(loss, sum("optimizers" not in name for name in own))
 """
 
 
@@ -177,7 +178,7 @@ def test_a_script_without_a_guard(tmp_path):
         assert run.returncode == 0, run.stderr
         assert run.stdout.count("\n") == 1
         printed.append(run.stdout.split())
-    losses, asked, by_others = zip(*printed, strict=True)
+    losses, compiled_here = zip(*printed, strict=True)
     assert len({*losses}) == 1 and np.isfinite(float(losses[0]))
-    assert int(by_others[0]) > 0 and int(by_others[1]) > 0
-    assert asked[2] == "0"  # all of them are kept
+    assert 1 <= int(compiled_here[0]) < 6 and 1 <= int(compiled_here[1]) < 6  # of the six that its nodes want
+    assert compiled_here[2] == "0"  # all of them are kept
