@@ -242,7 +242,7 @@ class _Cell(nn.Module):
         self.cell, self.head = nn.GRUCell(5, 8), nn.Linear(8, CLASSES)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        h = torch.zeros(len(x), 8)
+        h = x.new_zeros(x.shape[0], 8)
         for k in range(x.shape[1]):
             h = self.cell(x[:, k], h)
         return self.head(h)
@@ -601,7 +601,6 @@ TRANSFORMERS = {
     "gpt2": _decoder("GPT2", "LMHeadModel", n_embd=32, n_layer=2, n_head=4, n_positions=32),
     "gpt_neo": _decoder("GPTNeo", num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]], window_size=4),
     "gpt_neox_japanese": _decoder("GPTNeoXJapanese", intermediate_multiple_size=2),
-    "xglm": _decoder("XGLM", d_model=32, num_layers=2, attention_heads=4, ffn_dim=64)._replace(mode="eval"),
     "gptj": _decoder("GPTJ", n_embd=32, n_layer=2, n_head=4, n_positions=32, rotary_dim=4),
     "gpt_neox": _decoder("GPTNeoX"),
     "opt": _decoder("OPT", ffn_dim=64, word_embed_proj_dim=32)._replace(mode="eval"),
