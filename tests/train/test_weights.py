@@ -201,7 +201,7 @@ def test_what_cannot_be_trained():
     settings = losses.CrossEntropy("logits"), optim.SGD()
     with raises(ValueError, "Trainer: trainable names 'x', which is an input of the model, not a weight"):
         Trainer(mlp(), *settings, trainable=["x", "fc1.*"])
-    with raises(ValueError, "Trainer: trainable names 'fc9.*', which is not an initializer of the model: "
+    with raises(ValueError, "Trainer: trainable names 'fc9.*', which is not an initializer of the model; available: "
                 "'fc0.weight', 'fc0.bias', 'fc1.weight', 'fc1.bias'"):  # fmt: skip
         Trainer(mlp(), *settings, trainable="fc9.*")
     assert list(Trainer(mlp(), *settings, trainable="*").parameters) == list(weights())
