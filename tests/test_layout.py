@@ -50,7 +50,7 @@ def kernels_of(module):
 
 # What only reads shapes runs on the host, wherever the arrays are, and so does what talks to other processes.
 WITHOUT_CUDA = {"all_reduce", "lstm", "rnn"}
-WITHOUT_CPU = {"bias", "channels_last"}  # what steps on GPUs alone have
+WITHOUT_CPU = {"bias", "channels_last", "packed_attention"}  # what steps on GPUs alone have
 ON_THE_CPU = sorted({op.module for op in OPERATORS.values()} - WITHOUT_CPU)
 ON_A_GPU = sorted({op.module for op in OPERATORS.values() if not op.on_host_only} - WITHOUT_CUDA)
 

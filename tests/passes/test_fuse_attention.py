@@ -291,7 +291,7 @@ class Together(nn.Module):
 def test_cut_from_one_product(way, tmp_path):
     model = export(Together(), torch.randn(N, S, WIDTH), tmp_path / "model.onnx", dynamo=way == "dynamo")
     step = step_graph(prepare(load(model, "Trainer"), "Trainer"), losses.MSE("y"), on_cpu=False)
-    assert kinds(step)["FlashAttention"] == 1 and not kinds(step)["Transpose"]
+    assert kinds(step)["PackedAttention"] == 1 and not kinds(step)["Transpose"]
 
 
 def test_patterns_of_names_find_the_new_node():

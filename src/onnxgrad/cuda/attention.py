@@ -65,14 +65,13 @@ def flash_attention(
     bad: BadIndex,
 ) -> None:
     """No index can be bad."""
-    N, S, H, D = Q.shape
     if statistics.numel() == 0:
         return
-    _expect_short_heads(D)
-    tiling = _tiling(_width(D), Q.itemsize, False)
+    sizes = _expect_short_heads(Q)
+    tiling = _tiling(_width(Q.shape[3]), Q.itemsize, False)
     launch(
-        _forward, ceil_div(S, tiling.block) * N * H, Q, K, V, *_masked(mask, Q, K), Y, statistics,
-        *_numbers(Q, K, scale), *_constants(Q, K, mask, statistics, is_causal), *tiling[:2],
+        _forward, ceil_div(sizes.S, tiling.block) * sizes.N * sizes.H, Q, K, V, *_masked(mask, Q, K), Y, statistics,
+        *_numbers(Q, K, Y, scale), *_constants(Q, K, mask, statistics, is_causal), *tiling[:2],
         num_warps=tiling.num_warps, num_stages=tiling.num_stages,
     )  # fmt: skip
 
@@ -93,15 +92,14 @@ def flash_attention_grad(
     bad: BadIndex,
 ) -> None:
     """No index can be bad."""
-    N, S, H, D = Q.shape
     if statistics.numel() == 0 or K.numel() == 0:  # what is there without the other is without influence
         for result in (dQ, dK, dV):
             result.zero_()
         return
-    _expect_short_heads(D)
-    tiling = _tiling(_width(D), Q.itemsize, True)
+    N, S, H = _expect_short_heads(Q)
+    tiling = _tiling(_width(Q.shape[3]), Q.itemsize, True)
     options = {"num_warps": tiling.num_warps, "num_stages": tiling.num_stages}
-    shared = (*_numbers(Q, K, scale), *_constants(Q, K, mask, statistics, is_causal), *tiling[:2])
+    shared = (*_numbers(Q, K, Y, scale), *_constants(Q, K, mask, statistics, is_causal), *tiling[:2])
     inner = torch.empty((N, H, S), dtype=torch.float32, device=Q.device)  # sums of dY · Y
     inputs = (dY, Q, K, V, *_masked(mask, Q, K))
     launch(_of_queries, ceil_div(S, tiling.block) * N * H, *inputs, Y, statistics, inner, dQ, *shared, **options)
@@ -109,9 +107,18 @@ def flash_attention_grad(
     launch(_of_keys, programs, *inputs, statistics, inner, dK, dV, *shared, **options)
 
 
-def _expect_short_heads(D: int) -> None:
-    if D > LONGEST_HEAD:
-        raise ValueError(f"heads have {D} numbers, expected at most {LONGEST_HEAD} on a GPU")
+class _Rows(NamedTuple):
+    """Batches, queries and heads."""
+
+    N: int
+    S: int
+    H: int
+
+
+def _expect_short_heads(Q: torch.Tensor) -> _Rows:
+    if Q.shape[3] > LONGEST_HEAD:
+        raise ValueError(f"heads have {Q.shape[3]} numbers, expected at most {LONGEST_HEAD} on a GPU")
+    return _Rows(*Q.shape[:3])
 
 
 def _width(D: int) -> int:
@@ -128,10 +135,13 @@ def _masked(mask: torch.Tensor | None, Q: torch.Tensor, K: torch.Tensor) -> tupl
     return (mask.view(torch.uint8) if mask.dtype == torch.bool else mask), *steps
 
 
-def _numbers(Q: torch.Tensor, K: torch.Tensor, scale: float) -> tuple[int, ...]:
-    """N, queries, keys, heads, how many of these share one of K, and the bits of the scale."""
+def _numbers(Q: torch.Tensor, K: torch.Tensor, Y: torch.Tensor, scale: float) -> tuple[int, ...]:
+    """N, queries, keys, heads, how many of these share one of K, the bits of the scale, and steps in memory.
+
+    From batch to batch, row to row and head to head: those of Q and dQ, of K, V and their gradients, and of Y and dY.
+    """
     (N, S, H, _), (_, T, groups, _) = Q.shape, K.shape
-    return N, S, T, H, H // groups, bits_of(scale)
+    return N, S, T, H, H // groups, bits_of(scale), *(step for x in (Q, K, Y) for step in x.stride()[:3])
 
 
 def _constants(
@@ -140,8 +150,14 @@ def _constants(
     kind = NO_MASK if mask is None else TRUTH_VALUES if mask.dtype == torch.bool else NUMBERS
     by_query = mask is not None and mask.dim() > 1 and mask.shape[-2] > 1
     precision = "tf32" if Q.dtype == torch.float32 and torch.backends.cudnn.allow_tf32 else "ieee"
-    counts = counting_type(Q.numel(), K.numel(), statistics.numel(), 0 if mask is None else mask.numel())
+    spans = (_span(Q), _span(K), statistics.numel(), 0 if mask is None else mask.numel())
+    counts = counting_type(*spans)
     return Q.shape[3], _width(Q.shape[3]), kind, by_query, bool(is_causal), precision, counts
+
+
+def _span(x: torch.Tensor) -> int:
+    """How far apart its elements lie."""
+    return sum((size - 1) * step for size, step in zip(x.shape, x.stride(), strict=True)) + 1
 
 
 @triton.jit
@@ -163,9 +179,12 @@ def _rows(tensor, at, row, rows, step, column, D: tl.constexpr):
 @triton.jit
 def _scores(
     s, mask, at, by_query, by_key, query, key, S, T,
-    MASK: tl.constexpr, BY_QUERY: tl.constexpr, IS_CAUSAL: tl.constexpr,
+    MASK: tl.constexpr, BY_QUERY: tl.constexpr, IS_CAUSAL: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """Products with the mask: one of `query` and `key` is a row of numbers, the other a column."""
+    """Products with the mask: one of `query` and `key` is a row of numbers, the other a column.
+
+    All of a WHOLE tile are there, and seen as far as the order of queries and keys goes.
+    """
     if MASK != 0:
         place = mask + at + key * by_key
         here = key < T
@@ -174,102 +193,150 @@ def _scores(
             here = here & (query < S)
         found = tl.load(place, here, other=0)
         s = s + found.to(tl.float32) if MASK == 1 else tl.where(found != 0, s, NEGATIVE_INFINITY)
-    seen = (key < T) & (query < S)
-    if IS_CAUSAL:
-        seen = seen & (key <= query)
-    return tl.where(seen, s, NEGATIVE_INFINITY)
+    if not WHOLE:
+        seen = (key < T) & (query < S)
+        if IS_CAUSAL:
+            seen = seen & (key <= query)
+        s = tl.where(seen, s, NEGATIVE_INFINITY)
+    return s
+
+
+@triton.jit
+def _of_block(number, blocks, heads, KIND: tl.constexpr):
+    """Which block, batch and head a program has: blocks of queries that see most keys come first."""
+    return blocks - 1 - number % blocks, (number // blocks // heads).to(KIND), (number // blocks % heads).to(KIND)
 
 
 @triton.jit
 def _forward(
     Q, K, V, mask, by_batch, by_head, by_query, by_key, Y, statistics, N, S, T, H, share, scale,
+    q_batch, q_row, q_head, k_batch, k_row, k_head, y_batch, y_row, y_head,
     D: tl.constexpr, WIDTH: tl.constexpr, MASK: tl.constexpr, BY_QUERY: tl.constexpr, IS_CAUSAL: tl.constexpr,
     PRECISION: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    blocks = tl.cdiv(S, BLOCK)
-    block = blocks - 1 - tl.program_id(0) % blocks  # those that see most keys come first
-    n = (tl.program_id(0) // blocks // H).to(KIND)
-    h = (tl.program_id(0) // blocks % H).to(KIND)
+    block, n, h = _of_block(tl.program_id(0), tl.cdiv(S, BLOCK), H, KIND)
     factor = float_of(scale, tl.float32)
     query = (block * BLOCK + tl.arange(0, BLOCK)).to(KIND)
     column = tl.arange(0, WIDTH).to(KIND)
-    keys = n * T * (H // share) * D + h // share * D
-    step = H // share * D
-    q = _rows(Q, n * S * H * D + h * D, query, S, H * D, column, D)
+    q = _rows(Q, n * q_batch + h * q_head, query, S, q_row, column, D)
     highest = tl.full([BLOCK], NEGATIVE_INFINITY, tl.float32)
     total = tl.zeros([BLOCK], tl.float32)
     y = tl.zeros([BLOCK, WIDTH], tl.float32)
     end = tl.minimum(T, (block + 1) * BLOCK) if IS_CAUSAL else T
-    for start in range(0, end, STEP):
-        key = (start + tl.arange(0, STEP)).to(KIND)
-        k = _rows(K, keys, key, T, step, column, D)
-        v = _rows(V, keys, key, T, step, column, D)
-        s = _scores(
-            _dot(q, tl.trans(k), PRECISION) * factor, mask, n * by_batch + h * by_head, by_query, by_key,
-            query[:, None], key[None, :], S, T, MASK, BY_QUERY, IS_CAUSAL,
+    whole = _whole_tiles(block, S, T, IS_CAUSAL, BLOCK, STEP)
+    shared = (q, K, V, n * k_batch + h // share * k_head, k_row, mask, n * by_batch + h * by_head, by_query, by_key)
+    for start in range(0, whole, STEP):
+        highest, total, y = _add_keys(
+            start, highest, total, y, *shared, query, column, factor, S, T, D, MASK, BY_QUERY, IS_CAUSAL, PRECISION,
+            KIND, STEP, True,
         )  # fmt: skip
-        higher = tl.maximum(highest, tl.max(s, 1))
-        level = tl.where(higher == NEGATIVE_INFINITY, 0.0, higher)
-        e = tl.exp(s - level[:, None])
-        change = tl.exp(highest - level)
-        total = total * change + tl.sum(e, 1)
-        y = y * change[:, None] + _dot(to_type(e, Q.dtype.element_ty), v, PRECISION)
-        highest = higher
+    for start in range(whole, end, STEP):
+        highest, total, y = _add_keys(
+            start, highest, total, y, *shared, query, column, factor, S, T, D, MASK, BY_QUERY, IS_CAUSAL, PRECISION,
+            KIND, STEP, False,
+        )  # fmt: skip
     inverse = tl.where(total == 0, 0.0, 1 / tl.where(total == 0, 1.0, total))
     at = (n * H + h) * S + query
     tl.store(statistics + at, tl.where(highest == NEGATIVE_INFINITY, 0.0, highest), query < S)
     tl.store(statistics + tl.cast(N, KIND) * H * S + at, inverse, query < S)
     here = (query < S)[:, None] & (column < D)[None, :]
-    place = Y + n * S * H * D + h * D + query[:, None] * (H * D) + column[None, :]
+    place = Y + n * y_batch + h * y_head + query[:, None] * y_row + column[None, :]
     tl.store(place, to_type(y * inverse[:, None], Y.dtype.element_ty), here)
+
+
+@triton.jit
+def _whole_tiles(block, S, T, IS_CAUSAL: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr):
+    """How many keys lie in tiles that a block of queries sees whole."""
+    keys = tl.minimum(T, block * BLOCK + 1) if IS_CAUSAL else T
+    return tl.where((block + 1) * BLOCK <= S, keys // STEP * STEP, 0)
+
+
+@triton.jit
+def _add_keys(
+    start, highest, total, y, q, K, V, keys, step, mask, at, by_query, by_key, query, column, factor, S, T,
+    D: tl.constexpr, MASK: tl.constexpr, BY_QUERY: tl.constexpr, IS_CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
+    KIND: tl.constexpr, STEP: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    key = (start + tl.arange(0, STEP)).to(KIND)
+    k = _rows(K, keys, key, T, step, column, D)
+    v = _rows(V, keys, key, T, step, column, D)
+    s = _scores(
+        _dot(q, tl.trans(k), PRECISION) * factor, mask, at, by_query, by_key, query[:, None], key[None, :], S, T,
+        MASK, BY_QUERY, IS_CAUSAL, WHOLE,
+    )  # fmt: skip
+    higher = tl.maximum(highest, tl.max(s, 1))
+    level = tl.where(higher == NEGATIVE_INFINITY, 0.0, higher)
+    e = tl.exp(s - level[:, None])
+    change = tl.exp(highest - level)
+    total = total * change + tl.sum(e, 1)
+    y = y * change[:, None] + _dot(to_type(e, K.dtype.element_ty), v, PRECISION)
+    return higher, total, y
 
 
 @triton.jit
 def _of_queries(
     dY, Q, K, V, mask, by_batch, by_head, by_query, by_key, Y, statistics, inner, dQ, N, S, T, H, share, scale,
+    q_batch, q_row, q_head, k_batch, k_row, k_head, y_batch, y_row, y_head,
     D: tl.constexpr, WIDTH: tl.constexpr, MASK: tl.constexpr, BY_QUERY: tl.constexpr, IS_CAUSAL: tl.constexpr,
     PRECISION: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """dQ of a block of queries, and their sums of dY · Y."""
-    blocks = tl.cdiv(S, BLOCK)
-    block = blocks - 1 - tl.program_id(0) % blocks
-    n = (tl.program_id(0) // blocks // H).to(KIND)
-    h = (tl.program_id(0) // blocks % H).to(KIND)
+    block, n, h = _of_block(tl.program_id(0), tl.cdiv(S, BLOCK), H, KIND)
     factor = float_of(scale, tl.float32)
     query = (block * BLOCK + tl.arange(0, BLOCK)).to(KIND)
     column = tl.arange(0, WIDTH).to(KIND)
-    queries = n * S * H * D + h * D
-    keys = n * T * (H // share) * D + h // share * D
-    step = H // share * D
-    q = _rows(Q, queries, query, S, H * D, column, D)
-    g = _rows(dY, queries, query, S, H * D, column, D)
-    y = _rows(Y, queries, query, S, H * D, column, D)
+    queries, results = n * q_batch + h * q_head, n * y_batch + h * y_head
+    q = _rows(Q, queries, query, S, q_row, column, D)
+    g = _rows(dY, results, query, S, y_row, column, D)
+    y = _rows(Y, results, query, S, y_row, column, D)
     within = tl.sum(g.to(tl.float32) * y.to(tl.float32), 1)
     at = (n * H + h) * S + query
     tl.store(inner + at, within, query < S)
     highest = tl.load(statistics + at, query < S, other=0.0)
     inverse = tl.load(statistics + tl.cast(N, KIND) * H * S + at, query < S, other=0.0)
-    result = tl.zeros([BLOCK, WIDTH], tl.float32)
+    total = tl.zeros([BLOCK, WIDTH], tl.float32)
     end = tl.minimum(T, (block + 1) * BLOCK) if IS_CAUSAL else T
-    for start in range(0, end, STEP):
-        key = (start + tl.arange(0, STEP)).to(KIND)
-        k = _rows(K, keys, key, T, step, column, D)
-        v = _rows(V, keys, key, T, step, column, D)
-        s = _scores(
-            _dot(q, tl.trans(k), PRECISION) * factor, mask, n * by_batch + h * by_head, by_query, by_key,
-            query[:, None], key[None, :], S, T, MASK, BY_QUERY, IS_CAUSAL,
+    whole = _whole_tiles(block, S, T, IS_CAUSAL, BLOCK, STEP)
+    shared = (
+        q, g, within, highest, inverse, K, V, n * k_batch + h // share * k_head, k_row, mask,
+        n * by_batch + h * by_head, by_query, by_key, query, column, factor, S, T,
+    )  # fmt: skip
+    for start in range(0, whole, STEP):
+        total = _add_to_queries(
+            start, total, *shared, D, MASK, BY_QUERY, IS_CAUSAL, PRECISION, KIND, STEP, True
         )  # fmt: skip
-        p = tl.exp(s - highest[:, None]) * inverse[:, None]
-        ds = p * (_dot(g, tl.trans(v), PRECISION) - within[:, None])
-        result += _dot(to_type(ds, Q.dtype.element_ty), k, PRECISION)
+    for start in range(whole, end, STEP):
+        total = _add_to_queries(
+            start, total, *shared, D, MASK, BY_QUERY, IS_CAUSAL, PRECISION, KIND, STEP, False
+        )  # fmt: skip
     here = (query < S)[:, None] & (column < D)[None, :]
-    place = dQ + queries + query[:, None] * (H * D) + column[None, :]
-    tl.store(place, to_type(result * factor, dQ.dtype.element_ty), here)
+    place = dQ + queries + query[:, None] * q_row + column[None, :]
+    tl.store(place, to_type(total * factor, dQ.dtype.element_ty), here)
+
+
+@triton.jit
+def _add_to_queries(
+    start, total, q, g, within, highest, inverse, K, V, keys, step, mask, at, by_query, by_key, query, column, factor,
+    S, T,
+    D: tl.constexpr, MASK: tl.constexpr, BY_QUERY: tl.constexpr, IS_CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
+    KIND: tl.constexpr, STEP: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    key = (start + tl.arange(0, STEP)).to(KIND)
+    k = _rows(K, keys, key, T, step, column, D)
+    v = _rows(V, keys, key, T, step, column, D)
+    s = _scores(
+        _dot(q, tl.trans(k), PRECISION) * factor, mask, at, by_query, by_key, query[:, None], key[None, :], S, T,
+        MASK, BY_QUERY, IS_CAUSAL, WHOLE,
+    )  # fmt: skip
+    p = tl.exp(s - highest[:, None]) * inverse[:, None]
+    ds = p * (_dot(g, tl.trans(v), PRECISION) - within[:, None])
+    return total + _dot(to_type(ds, K.dtype.element_ty), k, PRECISION)
 
 
 @triton.jit
 def _of_keys(
     dY, Q, K, V, mask, by_batch, by_head, by_query, by_key, statistics, inner, dK, dV, N, S, T, H, share, scale,
+    q_batch, q_row, q_head, k_batch, k_row, k_head, y_batch, y_row, y_head,
     D: tl.constexpr, WIDTH: tl.constexpr, MASK: tl.constexpr, BY_QUERY: tl.constexpr, IS_CAUSAL: tl.constexpr,
     PRECISION: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
@@ -282,33 +349,60 @@ def _of_keys(
     factor = float_of(scale, tl.float32)
     key = (block * BLOCK + tl.arange(0, BLOCK)).to(KIND)
     column = tl.arange(0, WIDTH).to(KIND)
-    keys = n * T * groups * D + group * D
-    step = groups * D
-    k = _rows(K, keys, key, T, step, column, D)
-    v = _rows(V, keys, key, T, step, column, D)
+    keys = n * k_batch + group * k_head
+    k = _rows(K, keys, key, T, k_row, column, D)
+    v = _rows(V, keys, key, T, k_row, column, D)
     of_k = tl.zeros([BLOCK, WIDTH], tl.float32)
     of_v = tl.zeros([BLOCK, WIDTH], tl.float32)
     first = block * BLOCK // STEP * STEP if IS_CAUSAL else 0
+    # Queries that all keys of the block are seen by: those behind its last key.
+    begin = tl.minimum(S, ((block + 1) * BLOCK - 1 + STEP - 1) // STEP * STEP) if IS_CAUSAL else 0
+    begin = tl.where((block + 1) * BLOCK <= T, begin, S)
+    end = tl.maximum(begin, S // STEP * STEP)
     for h in range(share):
         head = group * share + h
-        queries = n * S * H * D + head * D
-        at = (n * H + head) * S
-        for start in range(first, S, STEP):
-            query = (start + tl.arange(0, STEP)).to(KIND)
-            q = _rows(Q, queries, query, S, H * D, column, D)
-            g = _rows(dY, queries, query, S, H * D, column, D)
-            highest = tl.load(statistics + at + query, query < S, other=0.0)
-            inverse = tl.load(statistics + tl.cast(N, KIND) * H * S + at + query, query < S, other=0.0)
-            within = tl.load(inner + at + query, query < S, other=0.0)
-            s = _scores(
-                _dot(k, tl.trans(q), PRECISION) * factor, mask, n * by_batch + head * by_head, by_query, by_key,
-                query[None, :], key[:, None], S, T, MASK, BY_QUERY, IS_CAUSAL,
+        shared = (
+            k, v, dY, Q, n * y_batch + head * y_head, n * q_batch + head * q_head, y_row, q_row, statistics, inner,
+            (n * H + head) * S, tl.cast(N, KIND) * H * S, mask, n * by_batch + head * by_head, by_query, by_key, key,
+            column, factor, S, T,
+        )  # fmt: skip
+        for start in range(first, begin, STEP):
+            of_k, of_v = _add_to_keys(
+                start, of_k, of_v, *shared, D, MASK, BY_QUERY, IS_CAUSAL, PRECISION, KIND, STEP, False
             )  # fmt: skip
-            p = tl.exp(s - highest[None, :]) * inverse[None, :]
-            of_v += _dot(to_type(p, Q.dtype.element_ty), g, PRECISION)
-            ds = p * (_dot(v, tl.trans(g), PRECISION) - within[None, :])
-            of_k += _dot(to_type(ds, Q.dtype.element_ty), q, PRECISION)
+        for start in range(begin, end, STEP):
+            of_k, of_v = _add_to_keys(
+                start, of_k, of_v, *shared, D, MASK, BY_QUERY, IS_CAUSAL, PRECISION, KIND, STEP, True
+            )  # fmt: skip
+        for start in range(end, S, STEP):
+            of_k, of_v = _add_to_keys(
+                start, of_k, of_v, *shared, D, MASK, BY_QUERY, IS_CAUSAL, PRECISION, KIND, STEP, False
+            )  # fmt: skip
     here = (key < T)[:, None] & (column < D)[None, :]
-    place = keys + key[:, None] * step + column[None, :]
+    place = keys + key[:, None] * k_row + column[None, :]
     tl.store(dK + place, to_type(of_k * factor, dK.dtype.element_ty), here)
     tl.store(dV + place, to_type(of_v, dV.dtype.element_ty), here)
+
+
+@triton.jit
+def _add_to_keys(
+    start, of_k, of_v, k, v, dY, Q, results, queries, y_row, q_row, statistics, inner, at, apart, mask, masked,
+    by_query, by_key, key, column, factor, S, T,
+    D: tl.constexpr, MASK: tl.constexpr, BY_QUERY: tl.constexpr, IS_CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
+    KIND: tl.constexpr, STEP: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    query = (start + tl.arange(0, STEP)).to(KIND)
+    q = _rows(Q, queries, query, S, q_row, column, D)
+    g = _rows(dY, results, query, S, y_row, column, D)
+    highest = tl.load(statistics + at + query, query < S, other=0.0)
+    inverse = tl.load(statistics + apart + at + query, query < S, other=0.0)
+    within = tl.load(inner + at + query, query < S, other=0.0)
+    s = _scores(
+        _dot(k, tl.trans(q), PRECISION) * factor, mask, masked, by_query, by_key, query[None, :], key[:, None], S, T,
+        MASK, BY_QUERY, IS_CAUSAL, WHOLE,
+    )  # fmt: skip
+    p = tl.exp(s - highest[None, :]) * inverse[None, :]
+    of_v += _dot(to_type(p, Q.dtype.element_ty), g, PRECISION)
+    ds = p * (_dot(v, tl.trans(g), PRECISION) - within[None, :])
+    of_k += _dot(to_type(ds, Q.dtype.element_ty), q, PRECISION)
+    return of_k, of_v

@@ -66,7 +66,7 @@ class _Heads:
 def flash_attention(
     o: Body, Q: Value, K: Value, V: Value, mask: Value | None, scale: float, is_causal: int
 ) -> list[Value]:
-    _expect_agreement("FlashAttention", mask)
+    expect_agreement("FlashAttention", mask)
     heads = _Heads(o, Q, K, scale, is_causal)
     scores = heads.scores(mask)
     highest = o.ReduceMax(scores, [-1], keepdims=1)
@@ -92,7 +92,7 @@ def flash_attention_grad(
     scale: float,
     is_causal: int,
 ) -> list[Value]:
-    _expect_agreement("FlashAttentionGrad", mask)
+    expect_agreement("FlashAttentionGrad", mask)
     heads = _Heads(o, Q, K, scale, is_causal)
     highest, inverse = (o.Reshape(o.slice(statistics, k, k + 1), heads.statistic, allowzero=1) for k in range(2))
     P = o.Exp(heads.scores(mask) - highest) * inverse
@@ -104,7 +104,8 @@ def flash_attention_grad(
     return [o.CastLike(result, Q) for result in results]
 
 
-def _expect_agreement(name: str, mask: Value | None) -> None:
+def expect_agreement(name: str, mask: Value | None) -> None:
+    """Raises if only some of the nodes that share the function have a mask."""
     if mask is not None and mask.guarded:
         raise ValueError(
             f"{name}: some nodes of the model have a mask, others have not; as a function it needs all of them to "

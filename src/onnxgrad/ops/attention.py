@@ -24,7 +24,8 @@ class Sizes(NamedTuple):
     D: Dim
 
 
-def _sizes(Q: Known, K: Known, V: Known, mask: Known | None) -> Sizes | None:
+def sizes_of(Q: Known, K: Known, V: Known, mask: Known | None) -> Sizes | None:
+    """Of inputs that fit together; raises if they do not."""
     for name, given in (("Q", Q), ("K", K), ("V", V)):
         if given.dims is not None and len(given.dims) != 4:
             raise ValueError(f"{name} has shape {list(given.dims)}, expected [batch, length, heads, numbers]")
@@ -52,7 +53,7 @@ def _sizes(Q: Known, K: Known, V: Known, mask: Known | None) -> Sizes | None:
 def _shapes(
     Q: Known, K: Known, V: Known, mask: Known | None, scale: float, is_causal: int
 ) -> tuple[tuple[Dim, ...] | None, tuple[Dim, ...] | None]:
-    sizes = _sizes(Q, K, V, mask)
+    sizes = sizes_of(Q, K, V, mask)
     return Q.dims, None if sizes is None else (2, sizes.N, sizes.H, sizes.S)
 
 
@@ -67,7 +68,7 @@ def _grad_shapes(
     scale: float,
     is_causal: int,
 ) -> tuple[tuple[Dim, ...] | None, ...]:
-    sizes = _sizes(Q, K, V, mask)
+    sizes = sizes_of(Q, K, V, mask)
     for name, given in (("dY", dY), ("Y", Y)):
         if given.dims is not None and Q.dims is not None and not agree(given.dims, Q.dims):
             raise ValueError(f"{name} has shape {list(given.dims)}, expected {list(Q.dims)} as Q has")

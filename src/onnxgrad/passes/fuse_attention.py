@@ -352,6 +352,7 @@ def _in_layout(builder: Builder, operand: _Operand) -> Tensor:
     x = builder.tensor(operand.value)
     if operand.split is not None:
         x = op.Reshape(x, [d if isinstance(d, int) else -1 for d in operand.split])
+        x.value.shape = ir.Shape(operand.split)
     x = x if perm == sorted(perm) else op.Transpose(x, perm=perm)
     return op.Unsqueeze(x, [2]) if len(perm) == 3 else x
 

@@ -15,7 +15,8 @@ from onnxgrad.passes.use_channels_last import is_conv, is_max_pool
 from onnxgrad.schema import MICROSOFT, OWN, is_standard
 
 NARROWED = {"MatMul", "Gemm", "Conv", "ConvTranspose"}
-NARROWED_OF_OTHERS = {(MICROSOFT, "FusedMatMul"), (OWN, "FlashAttention")}
+ATTENTION = {"FlashAttention": 3, "PackedAttention": 1}  # how many inputs come before the mask
+NARROWED_OF_OTHERS = {(MICROSOFT, "FusedMatMul"), *((OWN, name) for name in ATTENTION)}
 # Element-wise, with kernels of onnxruntime for both half types on CUDA, or operators that only move numbers.
 FOLLOWING = {
     "Add", "Sub", "Mul", "Neg", "Relu", "Gelu", "Tanh", "Sigmoid", "HardSigmoid", "HardSwish", "Where",
@@ -84,7 +85,7 @@ def _changes(node: ir.Node, narrow: Container[Any]) -> bool:
 
 def _inputs_cast(node: ir.Node) -> int | None:
     """How many inputs are cast if they are float32: masks of attention stay so. None: all of them."""
-    return 0 if _has_statistics(node) else 3 if (node.domain, node.op_type) == (OWN, "FlashAttention") else None
+    return 0 if _has_statistics(node) else ATTENTION.get(node.op_type) if node.domain == OWN else None
 
 
 def _has_no_bfloat16(node: ir.Node) -> bool:

@@ -1,4 +1,6 @@
-"""FlashAttention, and the gradient of its gradient, which holds the matrices that the operators themselves do not."""
+"""FlashAttention and PackedAttention, and gradients of their gradients, which hold the matrices that they do not."""
+
+from typing import Any
 
 import onnx_ir as ir
 
@@ -6,6 +8,7 @@ from onnxgrad.graph.broadcast import sum_to_shape
 from onnxgrad.graph.cast import in_type
 from onnxgrad.graph.node import NodeView
 from onnxgrad.graph.tensor import Tensor
+from onnxgrad.ops.packed_attention import packed_axes, result_axes
 from onnxgrad.rules import nondiff, op, vjp
 from onnxgrad.rules.matrix import transposed
 from onnxgrad.schema import OWN
@@ -29,7 +32,7 @@ class _Matrices:
     of all heads of Q that share one of K are the rows of one matrix, so no head is repeated.
     """
 
-    def __init__(self, n: NodeView, dY: Tensor) -> None:
+    def __init__(self, n: "NodeView | _Unpacked", dY: Tensor) -> None:
         self.n, self.scale = n, n.scale
         N, S, H, D = (op.Shape(n.Q, start=k, end=k + 1) for k in range(4))
         T, groups = (op.Shape(n.K, start=k, end=k + 1) for k in (1, 2))
@@ -43,7 +46,7 @@ class _Matrices:
         self.P = op.Where(sees_nothing, 0, op.Softmax(op.Where(sees_nothing, 0, scores), axis=-1))
         self.dP = self.dY @ transposed(self.v)
         self.centred = self.dP - self.sum(self.P * self.dP)
-        self.dS = self.P * self.centred
+        self.dS: Tensor = self.P * self.centred
 
     def of_queries(self, x: Tensor) -> Tensor:
         """Matrices of what has the shape of Q."""
@@ -95,7 +98,7 @@ vjp(
 class _Second(_Matrices):
     """The gradients of a FlashAttentionGrad: what those of dQ, dK and dV make of those of its inputs."""
 
-    def __init__(self, n: NodeView) -> None:
+    def __init__(self, n: "NodeView | _Unpacked") -> None:
         super().__init__(n, n.dY)
         to_dQ, to_dK, to_dV = (
             (op.CastLike(0, m) * m if g is None else write(g)) * factor
@@ -110,7 +113,7 @@ class _Second(_Matrices):
         kept = self.sum(self.P * to_dS)
         self.to_dP = self.P * (to_dS - kept)
         to_P = to_dS * self.centred - self.dP * kept + self.dY @ transposed(to_dV)
-        self.to_scores = self.P * (to_P - self.sum(self.P * to_P))
+        self.to_scores: Tensor = self.P * (to_P - self.sum(self.P * to_P))
 
     def of_gradient(self) -> Tensor:
         """The gradient of dY."""
@@ -139,6 +142,65 @@ vjp(
     K=lambda g, n: _Second(n).of_k(),
     V=lambda g, n: _Second(n).of_v(),
     mask=lambda g, n: _Second(n).like_mask(_Second(n).to_scores),
+    Y=nondiff,
+    statistics=nondiff,
+)
+
+
+class _Unpacked:
+    """A PackedAttention or PackedAttentionGrad as FlashAttention's would be: with three tensors in place of one."""
+
+    def __init__(self, n: NodeView) -> None:
+        self.n, self.mask, self.scale, self.is_causal = n, n.mask, n.scale, n.is_causal
+        self.Q, self.K, self.V = self._parts(n.QKV)
+        self.dY: Any = self.unfolded(n.dY) if n.node.op_type == "PackedAttentionGrad" else None
+
+    def _parts(self, x: Tensor) -> list[Tensor]:
+        axes = packed_axes(self.n.layout)
+        return [op.Gather(op.Transpose(x, perm=axes), k, axis=0) for k in range(3)]
+
+    def unfolded(self, x: Tensor) -> Tensor:
+        """[batch, length, heads, numbers], of what has the axes of Y."""
+        axes = result_axes(self.n.layout)
+        return op.Transpose(x, perm=[axes.index(k) for k in range(4)])
+
+    def result(self, x: Tensor) -> Tensor:
+        """Undoes `unfolded`."""
+        return op.Transpose(x, perm=result_axes(self.n.layout))
+
+    def packed(self, *parts: Tensor) -> Tensor:
+        """Of what has the shapes of Q, K and V."""
+        axes = packed_axes(self.n.layout)
+        stacked = op.Concat(*(op.Unsqueeze(x, [0]) for x in parts), axis=0)
+        return op.Transpose(stacked, perm=[axes.index(k) for k in range(5)])
+
+    def grad(self, index: int) -> Tensor | None:
+        """The gradient of dQ, dK or dV."""
+        g = self.n.grad(0)
+        return None if g is None else self._parts(g)[index]
+
+
+vjp(
+    "PackedAttention",
+    domain=OWN,
+    QKV=lambda g, n: op.PackedAttentionGrad(
+        g, n.QKV, n.mask, n.Y, n.statistics, scale=n.scale, is_causal=n.is_causal, layout=n.layout
+    ),
+    mask=lambda g, n: _Matrices(_Unpacked(n), _Unpacked(n).unfolded(g)).like_mask(
+        _Matrices(_Unpacked(n), _Unpacked(n).unfolded(g)).dS
+    ),
+)
+
+
+vjp(
+    "PackedAttentionGrad",
+    domain=OWN,
+    doc="Y and statistics are taken for what PackedAttention makes of the other inputs.",
+    dY=lambda g, n: _Unpacked(n).result(_Second(_Unpacked(n)).of_gradient()),
+    QKV=lambda g, n: _Unpacked(n).packed(
+        *(of(_Second(_Unpacked(n))) for of in (_Second.of_q, _Second.of_k, _Second.of_v))
+    ),
+    mask=lambda g, n: _Second(_Unpacked(n)).like_mask(_Second(_Unpacked(n)).to_scores),
     Y=nondiff,
     statistics=nondiff,
 )

@@ -9,9 +9,9 @@ from onnx_ir.convenience import get_const_tensor
 
 from onnxgrad.cpu.core.ahead import launched
 from onnxgrad.cpu.core.compilers import Wanted
+from onnxgrad.graph.dimension import evaluated
 from onnxgrad.runtime import kernels
 from onnxgrad.tensor_types import Array
-from onnxgrad.train.fixed_shapes import evaluated
 
 
 def kernels_of(graph: ir.Graph, batch: Mapping[str, Any]) -> list[Wanted]:

@@ -1,12 +1,10 @@
 """fix_shapes(): a graph for batches of certain shapes, whose dimensions are numbers as far as that is known."""
 
-import ast
-import operator
 from collections.abc import Mapping, Sequence
 
 import onnx
 
-OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv}
+from onnxgrad.graph.dimension import evaluated
 
 
 def fix_shapes(graph: onnx.GraphProto, shapes: Mapping[str, Sequence[int]]) -> None:
@@ -30,23 +28,3 @@ def fix_shapes(graph: onnx.GraphProto, shapes: Mapping[str, Sequence[int]]) -> N
             found = evaluated(dim.dim_param, sizes) if dim.dim_param else None
             if found is not None:
                 dim.dim_value = found
-
-
-def evaluated(text: str, sizes: Mapping[str, int]) -> int | None:
-    """The size of a dimension that is named by an expression, `8*batch`, of others."""
-    if text in sizes:
-        return sizes[text]
-
-    def value(node: ast.AST) -> int:
-        if isinstance(node, ast.BinOp) and type(node.op) in OPERATIONS:
-            return int(OPERATIONS[type(node.op)](value(node.left), value(node.right)))
-        if isinstance(node, ast.Constant) and isinstance(node.value, int):
-            return node.value
-        if isinstance(node, ast.Name) and node.id in sizes:
-            return sizes[node.id]
-        raise ValueError
-
-    try:
-        return value(ast.parse(text, mode="eval").body)
-    except (SyntaxError, ValueError, ZeroDivisionError):
-        return None

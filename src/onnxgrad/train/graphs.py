@@ -17,6 +17,7 @@ from onnxgrad.graph.head import without_word
 from onnxgrad.graph.suggest import suggestion
 from onnxgrad.passes.append_loss import append_loss, prediction_of
 from onnxgrad.passes.batch_slice import PLACE, WEIGHTS
+from onnxgrad.passes.cancel_transposes import cancel_transposes
 from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.drop_identities import drop_identities
 from onnxgrad.passes.expand_training import expand_training
@@ -28,6 +29,7 @@ from onnxgrad.passes.fuse_gelu import fuse_gelu
 from onnxgrad.passes.fuse_linear_loss import fuse_linear_loss
 from onnxgrad.passes.fuse_loss import fuse_losses
 from onnxgrad.passes.mix_precision import mix_precision
+from onnxgrad.passes.pack_attention import pack_attention
 from onnxgrad.passes.read_transposed import read_transposed
 from onnxgrad.passes.recompute_blocks import recompute_blocks
 from onnxgrad.passes.recompute_steps import recompute_steps
@@ -129,11 +131,11 @@ def step_graph(
         _to_train_mode,
         *([fuse_gelu] if on_cpu is not None else []),
         *([sink_transposes] if own_products or rounds_products or on_cpu is False else []),
-        *([_fuse_attention] if on_cpu is False else []),
+        *([_fuse_attention, pack_attention] if on_cpu is False else []),
         *([_sync_batch_norm] if group is not None else []),
         *([_use_sample_variance] if group is None and _is_of_torch(step) else []),
         drop_dead,
-        *([drop_identities] if on_cpu is False else []),
+        *([drop_identities, cancel_transposes] if on_cpu is False else []),
         *([recompute_steps] if recompute else []),
         *([functools.partial(mix_precision, dtype=HALF_TYPES[precision])] if mixes else []),
         _append_loss,
@@ -174,6 +176,7 @@ def evaluation_graph(prepared: Draft, loss: Total | str, step: StepGraph, on_cpu
         _to_inference_mode,
         *([sink_transposes] if on_cpu is False else []),
         *([functools.partial(fuse_attention, trained=draft.parameters)] if on_cpu is False else []),
+        *([pack_attention] if on_cpu is False else []),
         _append_loss,
         _widen_parameters,
         drop_dead,
