@@ -74,7 +74,7 @@ LAYOUTS = {"split": "NS3HD", "unbind": "NS3HD", "chunk of heads": "NSH3D", "slic
 
 
 @pytest.fixture(autouse=True)
-def _not_fused(monkeypatch):
+def not_fused(monkeypatch):
     monkeypatch.setattr(graphs, "fuse_elementwise", lambda draft: None)  # into what has no function
 
 

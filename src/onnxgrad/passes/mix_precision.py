@@ -34,12 +34,11 @@ def mix_precision(draft: Draft, dtype: ir.DataType) -> int:
 
     def cast(value: ir.Value, to: ir.DataType) -> ir.Value:
         if value not in twins:
-            producer, kind, attributes, source = value.producer(), "Cast", [ir.AttrInt64("to", to.value)], value
-            if producer is not None and producer.op_type == "Transpose" and to == dtype:
-                (weight,) = producer.inputs
-                if weight is not None and weight.is_initializer():  # is cast as it is, before all else
-                    kind, attributes, source = "Transpose", list(producer.attributes.values()), cast(weight, to)
-            node = ir.Node("", kind, [source], attributes, num_outputs=1)
+            producer, kind, attributes, sources = value.producer(), "Cast", [ir.AttrInt64("to", to.value)], [value]
+            if producer is not None and to == dtype and _rearranges_weights(producer):  # these are cast before all else
+                kind, attributes = producer.op_type, list(producer.attributes.values())
+                sources = [cast(weight, to) for weight in producer.inputs if weight is not None]
+            node = ir.Node("", kind, sources, attributes, num_outputs=1)
             node.name, out = f"{value.name}_to_{to.name.lower()}", node.outputs[0]
             out.name, out.type, out.shape = f"{value.name}_{to.name.lower()}", ir.TensorType(to), value.shape
             if producer is None:
@@ -83,6 +82,13 @@ def _changes(node: ir.Node, narrow: Container[Any]) -> bool:
     return follows and any(v in narrow for v in node.inputs) and all(map(_is_weight, numbers))
 
 
+def _rearranges_weights(node: ir.Node | None) -> bool:
+    """Whether it transposes initializers, or puts them together."""
+    if node is None or not is_standard(node.domain) or node.op_type not in ("Concat", "Transpose"):
+        return False
+    return all(v is not None and (v.is_initializer() or _rearranges_weights(v.producer())) for v in node.inputs)
+
+
 def _inputs_cast(node: ir.Node) -> int | None:
     """How many inputs are cast if they are float32: masks of attention stay so. None: all of them."""
     return 0 if _has_statistics(node) else ATTENTION.get(node.op_type) if node.domain == OWN else None
@@ -96,7 +102,9 @@ def _has_no_bfloat16(node: ir.Node) -> bool:
 def _is_weight(value: ir.Value) -> bool:
     """Whether it does not depend on the batch, so that it may be cast without a loss."""
     producer = value.producer()
-    return value.is_initializer() or (producer is not None and producer.op_type == "Constant")
+    if value.is_initializer() or _rearranges_weights(producer):
+        return True
+    return producer is not None and producer.op_type == "Constant"
 
 
 def _has_statistics(node: ir.Node) -> bool:

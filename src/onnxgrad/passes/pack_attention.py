@@ -44,7 +44,7 @@ def pack_attention(draft: Draft) -> int:
 
 
 def _packing(builder: Builder, attention: ir.Node) -> _Packing | None:
-    q, k, v = (list(_before(builder, value)) for value in attention.inputs[:3] if value is not None)
+    q, k, v = (list(values_before(builder, value)) for value in attention.inputs[:3] if value is not None)
     shared = [value for value in q if value in k and value in v]
     if not shared:
         return None
@@ -58,7 +58,7 @@ def _packing(builder: Builder, attention: ir.Node) -> _Packing | None:
     return None if others or layout is None else _Packing(shared[-1], layout)
 
 
-def _before(builder: Builder, value: ir.Value | None) -> Iterator[ir.Value]:
+def values_before(builder: Builder, value: ir.Value | None) -> Iterator[ir.Value]:
     """A value, and those that it is a view of."""
     while value is not None:
         yield value

@@ -28,6 +28,7 @@ from onnxgrad.passes.fuse_elementwise import fuse_elementwise
 from onnxgrad.passes.fuse_gelu import fuse_gelu
 from onnxgrad.passes.fuse_linear_loss import fuse_linear_loss
 from onnxgrad.passes.fuse_loss import fuse_losses
+from onnxgrad.passes.join_projections import join_projections
 from onnxgrad.passes.mix_precision import mix_precision
 from onnxgrad.passes.pack_attention import pack_attention
 from onnxgrad.passes.read_transposed import read_transposed
@@ -131,7 +132,7 @@ def step_graph(
         _to_train_mode,
         *([fuse_gelu] if on_cpu is not None else []),
         *([sink_transposes] if own_products or rounds_products or on_cpu is False else []),
-        *([_fuse_attention, pack_attention] if on_cpu is False else []),
+        *([_fuse_attention, _join_projections, pack_attention] if on_cpu is False else []),
         *([_sync_batch_norm] if group is not None else []),
         *([_use_sample_variance] if group is None and _is_of_torch(step) else []),
         drop_dead,
@@ -219,8 +220,17 @@ def _to_train_mode(step: _Step) -> None:
 
 def _fuse_attention(step: _Step) -> None:
     """Numbers that are trained are no constants, and masks that are trained stay where they are."""
+    fuse_attention(step, _trained(step))
+
+
+def _join_projections(step: _Step) -> None:
+    join_projections(step, _trained(step))
+
+
+def _trained(step: _Step) -> set[str]:
+    """The names of what is trained, as far as it is known before the loss is there."""
     frozen = {name for pattern in _names(step.selection.freeze) or () for name in _matching(step, pattern)}
-    fuse_attention(step, _chosen(step) - frozen)
+    return _chosen(step) - frozen
 
 
 def _chosen(step: _Step) -> set[str]:
