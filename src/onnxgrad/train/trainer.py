@@ -269,8 +269,17 @@ class Trainer:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """What is trained, by name."""
+        """What is trained, by name: the trainer's own arrays, to read and write.
+
+        From then on each step in half precision on a GPU casts all of them, as anybody may have written into them.
+        """
+        self._state.buffers.is_shared = True
         return self._state.parameters
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of what is trained, by name."""
+        return {part.name: part.shape for part in self._state.buffers.slices}
 
     @property
     def gradients(self) -> dict[str, Any]:
@@ -494,7 +503,7 @@ class Trainer:
         """Has a function write files; it is given the original model and what training changed of it, by name."""
         self._runner.settle()
         with self.ranks.together():
-            trained = self.averages or self.parameters
+            trained = self.averages or self._state.parameters
             found: list[Path] = self.ranks.on_first(lambda: writer(self._model.restored(), self._changed(trained)))
         return found
 
