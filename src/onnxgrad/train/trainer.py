@@ -70,9 +70,9 @@ class Trainer:
     - `shard_optimizer`: each process keeps and updates only its shard of the optimizer state.
 
     `parameters`, `gradients` and `statistics` (running means and variances) are the arrays of the trainer by name: of
-    NumPy on the CPU, of torch on a GPU. `averages` are those of `ema`. `remarks` are sentences about how this model is
-    trained, which fit() prints before it starts. Weights of half types are trained in float32, and exported in their
-    own type.
+    NumPy on the CPU, of torch on a GPU; `shapes` are those of the parameters. `averages` are those of `ema`. `remarks`
+    are sentences about how this model is trained, which fit() prints before it starts. Weights of half types are
+    trained in float32, and exported in their own type.
     """
 
     def __init__(
