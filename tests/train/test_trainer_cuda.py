@@ -23,9 +23,8 @@ if DEVICE == "cuda":
 pytestmark = [needs_provider, pytest.mark.skipif(DEVICE != "cuda", reason="needs a GPU")]
 
 
-def trainer(device, **how):
-    loss = losses.CrossEntropy("logits")
-    return Trainer(mlp(dropout=0.3), loss, optim.AdamW(lr=0.01), device=device, seed=3, **how)
+def trainer(device, optimizer=optim.AdamW(lr=0.01), **how):  # noqa: B008 - it never changes
+    return Trainer(mlp(dropout=0.3), losses.CrossEntropy("logits"), optimizer, device=device, seed=3, **how)
 
 
 @pytest.mark.parametrize("how", [{}, {"accumulate": 2}, {"clip_norm": 0.1}, {"clip_value": 0.01}], ids=str)
@@ -212,6 +211,34 @@ def test_half_precision_has_the_losses_of_float32(precision):
         for t in (trainer("cuda", precision=precision), trainer("cuda"))
     )
     assert np.allclose(mine, expected, rtol=2e-2)
+
+
+def is_cast(mine):
+    """Whether a step would read the parameters as they are."""
+    mine._runner._halves.refresh()
+    data = mine._state.buffers.data
+    return (mine._runner._halves.array == data.to(mine._runner._halves.array.dtype)).all()
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("optimizer", [optim.AdamW(lr=0.01), optim.Lamb(lr=0.01)], ids=str)
+def test_halves_are_those_of_the_parameters_whoever_changed_them(precision, optimizer, tmp_path):
+    mine, batches = trainer("cuda", precision=precision, optimizer=optimizer), [batch(k, 32) for k in range(30)]
+    for given in batches[:3]:
+        mine.step(given)
+    assert is_cast(mine)
+    mine.save(tmp_path / "run.safetensors")
+    mine.find_lr(batches, steps=5)
+    assert is_cast(mine)
+    for given in batches[3:6]:
+        mine.step(given)
+    mine.restore(tmp_path / "run.safetensors")
+    assert is_cast(mine) and not mine._state.buffers.is_shared
+    weight = mine.parameters["fc1.weight"]
+    for given in batches[6:8]:
+        mine.step(given)
+        weight.data.fill_(0.5)  # which counts no write
+        assert is_cast(mine)
 
 
 TRANSFORMER = """

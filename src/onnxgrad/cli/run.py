@@ -82,8 +82,8 @@ def run(options: Options, context: click.Context) -> None:
         return
     earlier = earlier_events(options, files, trainer.steps)
     if not options.quiet:
-        numbers = sum(math.prod(a.shape) for a in trainer.parameters.values())
-        count, examples = len(trainer.parameters), prepared.batches.examples
+        numbers = sum(math.prod(shape) for shape in trainer.shapes.values())
+        count, examples = len(trainer.shapes), prepared.batches.examples
         training = (
             f"training {numbers:,} numbers in {count} parameters of {options.model.name} on {examples:,} examples"
         )

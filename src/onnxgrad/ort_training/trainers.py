@@ -82,7 +82,7 @@ def load_checkpoint(trainer: Trainer, checkpoint: str | os.PathLike[str]) -> Non
     path = Path(checkpoint)
     found = read_checkpoint(path)
     arrays: dict[str, Array] = {}
-    for group, views in (("parameter", trainer.parameters), ("statistics", trainer.statistics)):
+    for group, views in (("parameter", trainer.shapes), ("statistics", trainer.statistics)):
         for name, view in views.items():
             parameter = found.parameters.get(name)
             if parameter is None and group == "statistics":  # they are constants of the artifacts
@@ -93,9 +93,9 @@ def load_checkpoint(trainer: Trainer, checkpoint: str | os.PathLike[str]) -> Non
             arrays[f"{group}/{name}"] = parameter.data
     state = found.groups.get(GROUP, OptimizerGroup())
     for slot, momentum in _slots(trainer).items():
-        for name, view in trainer.parameters.items():
+        for name, shape in trainer.shapes.items():
             saved = state.momenta.get(name, {}).get(momentum)
-            empty = np.zeros(tuple(view.shape), arrays[f"parameter/{name}"].dtype)
+            empty = np.zeros(shape, arrays[f"parameter/{name}"].dtype)
             arrays[f"optimizer/{slot}/{name}"] = empty if saved is None else saved
     facts = {
         "steps": state.step, "batches": state.step, "seed": trainer.seed, "waiting": 0,
@@ -118,7 +118,7 @@ def save_checkpoint(
     with _own_file() as own:
         trainer.save(own)
         arrays, facts = read_own(own)
-    changed = {name: arrays[f"parameter/{name}"] for name in trainer.parameters}
+    changed = {name: arrays[f"parameter/{name}"] for name in trainer.shapes}
     statistics = {name: arrays[f"statistics/{name}"] for name in trainer.statistics}
     target = Checkpoint() if like is None else read_checkpoint(Path(like))
     if like is None:

@@ -53,6 +53,7 @@ class Buffers:
         self.shard = -(-at // (step * shards)) * step  # elements of one
         self.length = self.shard * shards
         self.data = self.new()
+        self.is_shared = False  # whether somebody outside the trainer has the parameters, and may write into them
 
     @functools.cached_property
     def grad(self) -> Any:

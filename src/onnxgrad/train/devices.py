@@ -62,6 +62,9 @@ class Device(Protocol):
     def read_later(self, array: Any) -> Callable[[], Sequence[float]]:
         """Copies an array of few numbers to the host when all before it is done; what is returned waits for that."""
 
+    def writes(self, array: Any) -> int | None:
+        """How often torch has written into an array, which kernels of ours do not count in; None if nobody counts."""
+
     def send(self, array: Any, to: Any = None) -> Any:
         """A batch's array on the device: copied into the array `to`, or into a new one; the host does not wait."""
 
@@ -124,6 +127,9 @@ class Cpu:
     def read_later(self, array: Array) -> Callable[[], Sequence[float]]:
         found: list[float] = array.tolist()
         return lambda: found
+
+    def writes(self, array: Array) -> int | None:
+        return None
 
     def send(self, array: Any, to: Any = None) -> Any:
         return array
@@ -212,6 +218,9 @@ class Cuda:
             return numbers
 
         return wait
+
+    def writes(self, array: Any) -> int | None:
+        return None if array.is_inference() else int(array._version)
 
     def staging(self, length: int, dtype: Any) -> Array | None:
         pinned: Array = self._torch.zeros(length, dtype=self._kind(dtype), pin_memory=True).numpy()

@@ -105,6 +105,7 @@ class OptimizerState:
     """The state of an optimizer for a model: its arrays, and the number of updates made.
 
     `data` are the parameters that it updates and `grad` their gradients; with `ranks` one shard of them, as the slots.
+    `copies` of `data` in a half type, one or none, are written by every update on a GPU.
     """
 
     def __init__(
@@ -117,6 +118,7 @@ class OptimizerState:
     ) -> None:
         self.optimizer, self.buffers, self.steps, self._ranks, self._decay = optimizer, buffers, 0, ranks, decay
         self.data, self.grad = buffers.data, buffers.grad
+        self.copies: list[Any] = []
         if ranks is not None:
             self.data = buffers.data[ranks.rank * buffers.shard : (ranks.rank + 1) * buffers.shard]
             self.grad = self.new()
@@ -172,9 +174,9 @@ class OptimizerState:
             self.buffers.device.copy(self.slots[AVERAGE], self.data)
 
     def launch(self, kernel: str, hyper: Array, *rest: Any) -> None:
-        """Runs a kernel over all parameters, with the slots, empty where not needed, and its other arguments."""
+        """Runs a kernel that updates all parameters, with the slots, empty where not needed, and other arguments."""
         slots = [self.slots.get(slot, self._nothing) for slot in self.optimizer.slots]
-        self.buffers.device.run(kernel, self.chunks, hyper, self.data, self.grad, *slots, *rest)
+        self.buffers.device.run(kernel, self.chunks, hyper, self.data, self.grad, *slots, *rest, *self.copies)
 
 
 def _with_rate(numbers: Mapping[str, Any], factor: float) -> dict[str, Any]:
@@ -317,12 +319,12 @@ class Lamb(Optimizer):
         return lr, beta1, beta2, numbers["eps"], numbers["weight_decay"], 1 - beta1**step, 1 - beta2**step
 
     def update(self, state: OptimizerState, hyper: Array) -> None:
-        device = state.buffers.device
+        device, (m, v) = state.buffers.device, (state.slots[slot] for slot in self.slots)
         if not state.workspace:
             sums = device.zeros(2 * len(state.chunks), np.float64).reshape(-1, 2)
             ratios = device.zeros(len(state.buffers.slices), np.float64)
             state.workspace = {"direction": state.new(), "sums": sums, "ratios": ratios}
         direction, sums, ratios = state.workspace.values()
-        state.launch("lamb_direction", hyper, direction, sums)
+        device.run("lamb_direction", state.chunks, hyper, state.data, state.grad, m, v, direction, sums)
         device.run("lamb_ratios", state.all_chunks, state.of_all_chunks(sums), ratios)
-        device.run("lamb_move", state.chunks, hyper, state.data, direction, ratios)
+        device.run("lamb_move", state.chunks, hyper, state.data, direction, ratios, *state.copies)

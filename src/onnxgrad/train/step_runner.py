@@ -17,6 +17,7 @@ from onnxgrad.train.distributed.ranks import on_every_rank
 from onnxgrad.train.distributed.sharding import BatchSlicer
 from onnxgrad.train.fitting import TrainingStoppedError
 from onnxgrad.train.graphs import LOSS_SCALE, StepGraph
+from onnxgrad.train.half_copy import HalfCopy
 from onnxgrad.train.pending_loss import PendingLoss, StepAhead
 from onnxgrad.train.session import Session
 from onnxgrad.train.training_state import TrainingState
@@ -52,7 +53,7 @@ class StepRunner:
         self._runs_ahead = self._device.name != "cpu" and not on_host
         self._seed = self._device.zeros(1, np.int64)  # of the batch at hand
         self._loss_scale = self._device.zeros(1, np.float32).reshape(())
-        self._narrow: Any = None  # all parameters in a half type, as they are at the beginning of a step
+        self._halves: HalfCopy | None = None
         self._loss = self._device.zeros(1, _type_of_output(graph.model, graph.loss)).reshape(())
         outputs = {graph.loss: self._loss, **{out: state.gradients[n] for n, out in graph.gradients.items()}}
         outputs |= state.following | state.unread
@@ -66,8 +67,8 @@ class StepRunner:
         if graph.narrow:
             kind = next(iter(graph.narrow.values())).dtype
             assert kind is not None
-            self._narrow = self._device.zeros(state.buffers.length, kind.numpy())
-            views = state.buffers.views(self._narrow)
+            self._halves = HalfCopy(state.optimizer, kind.numpy(), is_updated=state.collectives is None)
+            views = state.buffers.views(self._halves.array)
             inputs |= {str(value.name): views[name] for name, value in graph.narrow.items()}
         if self._slicer is not None:
             given = {WEIGHTS: self._slicer.weights, PLACE: self._slicer.place}
@@ -83,8 +84,8 @@ class StepRunner:
                 self._seed[0] = batch_seed(state.seed, state.batches)
             if state.scale is not None:
                 self._loss_scale[...] = state.scale.value
-            if self._narrow is not None:
-                self._device.copy(self._narrow, state.buffers.data)
+            if self._halves is not None:
+                self._halves.refresh()
             loss: float = self._run_ahead(batch) if self._runs_ahead else self._run_now(batch)
             if self._is_first:
                 self._is_first = False

@@ -70,9 +70,9 @@ class Trainer:
     - `shard_optimizer`: each process keeps and updates only its shard of the optimizer state.
 
     `parameters`, `gradients` and `statistics` (running means and variances) are the arrays of the trainer by name: of
-    NumPy on the CPU, of torch on a GPU. `averages` are those of `ema`. `remarks` are sentences about how this model is
-    trained, which fit() prints before it starts. Weights of half types are trained in float32, and exported in their
-    own type.
+    NumPy on the CPU, of torch on a GPU; `shapes` are those of the parameters. `averages` are those of `ema`. `remarks`
+    are sentences about how this model is trained, which fit() prints before it starts. Weights of half types are
+    trained in float32, and exported in their own type.
     """
 
     def __init__(
@@ -269,8 +269,17 @@ class Trainer:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """What is trained, by name."""
+        """What is trained, by name: the trainer's own arrays, to read and write.
+
+        From then on each step in half precision on a GPU casts all of them, as anybody may have written into them.
+        """
+        self._state.buffers.is_shared = True
         return self._state.parameters
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of what is trained, by name."""
+        return {part.name: part.shape for part in self._state.buffers.slices}
 
     @property
     def gradients(self) -> dict[str, Any]:
@@ -494,7 +503,7 @@ class Trainer:
         """Has a function write files; it is given the original model and what training changed of it, by name."""
         self._runner.settle()
         with self.ranks.together():
-            trained = self.averages or self.parameters
+            trained = self.averages or self._state.parameters
             found: list[Path] = self.ranks.on_first(lambda: writer(self._model.restored(), self._changed(trained)))
         return found
 

@@ -24,8 +24,7 @@ def facts_at_start(trainer: Trainer, model: Path, device: str, training: Batches
     loaded = load(model, "report")
     return {
         "parameters": {
-            name: [int(d) for d in trainer.parameters[name].shape]
-            for name in in_order_of_use(loaded.graph, list(trainer.parameters))
+            name: list(trainer.shapes[name]) for name in in_order_of_use(loaded.graph, list(trainer.shapes))
         },
         "examples": {"training": training.examples, "validation": held_out.examples if held_out is not None else None},
         "model_bytes": bytes_of([model, *weight_files(loaded)]),

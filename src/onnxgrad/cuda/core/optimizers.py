@@ -2,6 +2,8 @@
 
 `verdict` is what `judge` found about a step, and stays on the GPU: the loss, the norm of the gradient, the factor that
 clips it, and 1 if the step is good. After one that is not, nothing is updated until the host writes a 1 there again.
+
+Kernels that change the parameters `p` write their copy in a half type as well, `half`, if there is one.
 """
 
 from typing import Any
@@ -11,140 +13,157 @@ import torch
 import triton
 import triton.language as tl
 
-from onnxgrad.cuda.core.launch import bits_of, float_of, launch
+from onnxgrad.cuda.core.launch import bits_of, float_of, launch, narrowed
 from onnxgrad.tensor_types import Array
 
 BLOCK = 1 << 12  # elements of a chunk
 WARPS = 8
 LOSS, NORM, FACTOR, IS_GOOD = range(4)  # of a verdict
 GOOD = tl.constexpr(IS_GOOD)
+VECTOR = tl.constexpr(4)  # elements that are loaded and stored at once; chunks begin at multiples
 
 
 @triton.jit
 def _elements(chunks, verdict, BLOCK: tl.constexpr):
-    """The elements of this program's chunk, which of them are updated, and the row of its group."""
+    """The elements of this program's chunk, which of them are updated, which are near, and the row of its group.
+
+    Those near are loaded and stored: the ones that are updated, and the gap behind them up to a whole vector.
+    """
     at = chunks + 4 * tl.program_id(0).to(tl.int64)
-    start, stop, group = tl.load(at), tl.load(at + 1), tl.load(at + 2)
+    start, stop, group = tl.multiple_of(tl.load(at), VECTOR), tl.load(at + 1), tl.load(at + 2)
     i = start + tl.arange(0, BLOCK)
-    return i, i < tl.where(tl.load(verdict + GOOD) != 0, stop, start), group
+    stop = tl.where(tl.load(verdict + GOOD) != 0, stop, start)
+    return i, i < stop, i < tl.cdiv(stop, VECTOR) * VECTOR, group
 
 
 @triton.jit
-def _sgd(chunks, verdict, hyper, p, g, momentum_of, WIDTH: tl.constexpr, MOMENTUM: tl.constexpr, FIRST: tl.constexpr,
-         BLOCK: tl.constexpr):  # fmt: skip
-    i, inside, group = _elements(chunks, verdict, BLOCK)
+def _store_parameters(p, half, i, x, inside, near):
+    """Writes parameters and their half copy; gaps stay zero, whatever the update made of them."""
+    x = tl.where(inside, x, 0.0)
+    tl.store(p + i, x, near)
+    if half is not None:
+        tl.store(half + i, narrowed(x, half.dtype.element_ty), near)
+
+
+@triton.jit
+def _sgd(chunks, verdict, hyper, p, g, momentum_of, half, WIDTH: tl.constexpr, MOMENTUM: tl.constexpr,
+         FIRST: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    i, inside, near, group = _elements(chunks, verdict, BLOCK)
     kind: tl.constexpr = p.dtype.element_ty
     row = hyper + group * WIDTH
     rate, decay, momentum = tl.load(row).to(kind), tl.load(row + 1).to(kind), tl.load(row + 2).to(kind)
     keep, nesterov = tl.load(row + 3).to(kind), tl.load(row + 4) != 0
-    now = tl.load(p + i, inside)
-    step = tl.load(g + i, inside) + decay * now
+    now = tl.load(p + i, near)
+    step = tl.load(g + i, near) + decay * now
     if MOMENTUM:
-        moved = step if FIRST else momentum * tl.load(momentum_of + i, inside) + keep * step
-        tl.store(momentum_of + i, moved, inside)
+        moved = step if FIRST else momentum * tl.load(momentum_of + i, near) + keep * step
+        tl.store(momentum_of + i, moved, near)
         step = tl.where(momentum != 0, tl.where(nesterov, step + momentum * moved, moved), step)
-    tl.store(p + i, now - rate * step, inside)
+    _store_parameters(p, half, i, now - rate * step, inside, near)
 
 
-def sgd(chunks: Any, verdict: Any, hyper: Array, p: Any, g: Any, momentum_of: Any, first: bool) -> None:
-    _launch(_sgd, chunks, verdict, hyper, p, g, momentum_of, len(momentum_of) > 0, first)
+def sgd(
+    chunks: Any, verdict: Any, hyper: Array, p: Any, g: Any, momentum_of: Any, first: bool, half: Any = None
+) -> None:
+    _launch(_sgd, chunks, verdict, hyper, p, g, momentum_of, half, len(momentum_of) > 0, first)
 
 
 @triton.jit
-def _adam(chunks, verdict, hyper, p, g, m, v, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    i, inside, group = _elements(chunks, verdict, BLOCK)
+def _adam(chunks, verdict, hyper, p, g, m, v, half, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    i, inside, near, group = _elements(chunks, verdict, BLOCK)
     kind: tl.constexpr = p.dtype.element_ty
     row = hyper + group * WIDTH
     beta1, beta2, eps = tl.load(row + 1).to(kind), tl.load(row + 2).to(kind), tl.load(row + 3).to(kind)
     l2, before, after = tl.load(row + 4).to(kind), tl.load(row + 5).to(kind), tl.load(row + 6).to(kind)
     rate = tl.load(row + 7).to(kind)
-    now = tl.load(p + i, inside)
-    grad = tl.load(g + i, inside) + l2 * now
-    mean = beta1 * tl.load(m + i, inside) + (1 - tl.load(row + 1)).to(kind) * grad
-    square = beta2 * tl.load(v + i, inside) + (1 - tl.load(row + 2)).to(kind) * grad * grad
-    tl.store(m + i, mean, inside)
-    tl.store(v + i, square, inside)
+    now = tl.load(p + i, near)
+    grad = tl.load(g + i, near) + l2 * now
+    mean = beta1 * tl.load(m + i, near) + (1 - tl.load(row + 1)).to(kind) * grad
+    square = beta2 * tl.load(v + i, near) + (1 - tl.load(row + 2)).to(kind) * grad * grad
+    tl.store(m + i, mean, near)
+    tl.store(v + i, square, near)
     now = now * before - rate * mean / (tl.sqrt(square) + eps)
-    tl.store(p + i, now - after * now, inside)
+    _store_parameters(p, half, i, now - after * now, inside, near)
 
 
-def adam(chunks: Any, verdict: Any, hyper: Array, p: Any, g: Any, m: Any, v: Any) -> None:
-    _launch(_adam, chunks, verdict, hyper, p, g, m, v)
+def adam(chunks: Any, verdict: Any, hyper: Array, p: Any, g: Any, m: Any, v: Any, half: Any = None) -> None:
+    _launch(_adam, chunks, verdict, hyper, p, g, m, v, half)
 
 
 @triton.jit
-def _adagrad(chunks, verdict, hyper, p, g, total, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    i, inside, group = _elements(chunks, verdict, BLOCK)
+def _adagrad(chunks, verdict, hyper, p, g, total, half, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    i, inside, near, group = _elements(chunks, verdict, BLOCK)
     kind: tl.constexpr = p.dtype.element_ty
     row = hyper + group * WIDTH
     rate, decay, eps = tl.load(row).to(kind), tl.load(row + 1).to(kind), tl.load(row + 2).to(kind)
-    now = tl.load(p + i, inside)
-    grad = tl.load(g + i, inside) + decay * now
-    square = tl.load(total + i, inside) + grad * grad
-    tl.store(total + i, square, inside)
-    tl.store(p + i, now - rate * grad / (tl.sqrt(square) + eps), inside)
+    now = tl.load(p + i, near)
+    grad = tl.load(g + i, near) + decay * now
+    square = tl.load(total + i, near) + grad * grad
+    tl.store(total + i, square, near)
+    _store_parameters(p, half, i, now - rate * grad / (tl.sqrt(square) + eps), inside, near)
 
 
-def adagrad(chunks: Any, verdict: Any, hyper: Array, p: Any, g: Any, total: Any) -> None:
-    _launch(_adagrad, chunks, verdict, hyper, p, g, total)
+def adagrad(chunks: Any, verdict: Any, hyper: Array, p: Any, g: Any, total: Any, half: Any = None) -> None:
+    _launch(_adagrad, chunks, verdict, hyper, p, g, total, half)
 
 
 @triton.jit
-def _rmsprop(chunks, verdict, hyper, p, g, square, mean, momentum_of, WIDTH: tl.constexpr, MOMENTUM: tl.constexpr,
-             CENTERED: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    i, inside, group = _elements(chunks, verdict, BLOCK)
+def _rmsprop(chunks, verdict, hyper, p, g, square, mean, momentum_of, half, WIDTH: tl.constexpr,
+             MOMENTUM: tl.constexpr, CENTERED: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    i, inside, near, group = _elements(chunks, verdict, BLOCK)
     kind: tl.constexpr = p.dtype.element_ty
     row = hyper + group * WIDTH
     rate, decay, eps = tl.load(row).to(kind), tl.load(row + 1).to(kind), tl.load(row + 2).to(kind)
     alpha, momentum = tl.load(row + 3).to(kind), tl.load(row + 4).to(kind)
     new = (1 - tl.load(row + 3)).to(kind)
-    now = tl.load(p + i, inside)
-    grad = tl.load(g + i, inside) + decay * now
-    spread = alpha * tl.load(square + i, inside) + new * grad * grad
-    tl.store(square + i, spread, inside)
+    now = tl.load(p + i, near)
+    grad = tl.load(g + i, near) + decay * now
+    spread = alpha * tl.load(square + i, near) + new * grad * grad
+    tl.store(square + i, spread, near)
     if CENTERED:
-        middle = alpha * tl.load(mean + i, inside) + new * grad
-        tl.store(mean + i, middle, inside)
+        middle = alpha * tl.load(mean + i, near) + new * grad
+        tl.store(mean + i, middle, near)
         spread -= middle * middle
     step = grad / (tl.sqrt(spread) + eps)
     if MOMENTUM:
-        moved = momentum * tl.load(momentum_of + i, inside) + step
-        tl.store(momentum_of + i, moved, inside)
+        moved = momentum * tl.load(momentum_of + i, near) + step
+        tl.store(momentum_of + i, moved, near)
         step = tl.where(momentum != 0, moved, step)
-    tl.store(p + i, now - rate * step, inside)
+    _store_parameters(p, half, i, now - rate * step, inside, near)
 
 
 def rmsprop(
-    chunks: Any, verdict: Any, hyper: Array, p: Any, g: Any, square: Any, mean: Any, momentum_of: Any, centered: bool
-) -> None:
-    _launch(_rmsprop, chunks, verdict, hyper, p, g, square, mean, momentum_of, len(momentum_of) > 0, centered)
+    chunks: Any, verdict: Any, hyper: Array, p: Any, g: Any, square: Any, mean: Any, momentum_of: Any, centered: bool,
+    half: Any = None,
+) -> None:  # fmt: skip
+    _launch(_rmsprop, chunks, verdict, hyper, p, g, square, mean, momentum_of, half, len(momentum_of) > 0, centered)
 
 
 @triton.jit
 def _lamb_direction(chunks, verdict, hyper, p, g, m, v, direction, sums, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    i, inside, group = _elements(chunks, verdict, BLOCK)
+    i, inside, near, group = _elements(chunks, verdict, BLOCK)
     kind: tl.constexpr = p.dtype.element_ty
     row = hyper + group * WIDTH
     beta1, beta2, eps = tl.load(row + 1).to(kind), tl.load(row + 2).to(kind), tl.load(row + 3).to(kind)
     decay, corrected1, corrected2 = tl.load(row + 4).to(kind), tl.load(row + 5).to(kind), tl.load(row + 6).to(kind)
-    now, grad = tl.load(p + i, inside, 0.0), tl.load(g + i, inside, 0.0)
-    mean = beta1 * tl.load(m + i, inside, 0.0) + (1 - tl.load(row + 1)).to(kind) * grad
-    square = beta2 * tl.load(v + i, inside, 0.0) + (1 - tl.load(row + 2)).to(kind) * grad * grad
-    tl.store(m + i, mean, inside)
-    tl.store(v + i, square, inside)
-    step = (mean / corrected1) / (tl.sqrt(square / corrected2) + eps) + decay * now
-    tl.store(direction + i, step, inside)
+    now, grad = tl.load(p + i, near, 0.0), tl.load(g + i, near, 0.0)
+    mean = beta1 * tl.load(m + i, near, 0.0) + (1 - tl.load(row + 1)).to(kind) * grad
+    square = beta2 * tl.load(v + i, near, 0.0) + (1 - tl.load(row + 2)).to(kind) * grad * grad
+    tl.store(m + i, mean, near)
+    tl.store(v + i, square, near)
+    step = tl.where(inside, (mean / corrected1) / (tl.sqrt(square / corrected2) + eps) + decay * now, 0.0)
+    tl.store(direction + i, step, near)
     k = tl.program_id(0)
     tl.store(sums + 2 * k, tl.sum(now.to(tl.float64) * now.to(tl.float64), 0))
     tl.store(sums + 2 * k + 1, tl.sum(step.to(tl.float64) * step.to(tl.float64), 0))
 
 
 @triton.jit
-def _lamb_move(chunks, verdict, hyper, p, direction, ratios, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    i, inside, group = _elements(chunks, verdict, BLOCK)
+def _lamb_move(chunks, verdict, hyper, p, direction, ratios, half, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    i, inside, near, group = _elements(chunks, verdict, BLOCK)
     number = tl.load(chunks + 4 * tl.program_id(0).to(tl.int64) + 3)
     rate = (tl.load(hyper + group * WIDTH) * tl.load(ratios + number)).to(p.dtype.element_ty)
-    tl.store(p + i, tl.load(p + i, inside) - rate * tl.load(direction + i, inside), inside)
+    _store_parameters(p, half, i, tl.load(p + i, near) - rate * tl.load(direction + i, near), inside, near)
 
 
 def lamb_direction(
@@ -161,8 +180,8 @@ def lamb_ratios(chunks: Any, verdict: Any, sums: Any, ratios: Any) -> None:
     ratios.copy_(torch.where(whole, sizes[:, 0] / sizes[:, 1], 1.0))
 
 
-def lamb_move(chunks: Any, verdict: Any, hyper: Array, p: Any, direction: Any, ratios: Any) -> None:
-    _launch(_lamb_move, chunks, verdict, hyper, p, direction, ratios)
+def lamb_move(chunks: Any, verdict: Any, hyper: Array, p: Any, direction: Any, ratios: Any, half: Any = None) -> None:
+    _launch(_lamb_move, chunks, verdict, hyper, p, direction, ratios, half)
 
 
 @triton.jit
@@ -212,12 +231,12 @@ def replace(chunks: Any, verdict: Any, current: Any, following: Any) -> None:
 
 @triton.jit
 def _average(chunks, verdict, weights, p, averages, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    i, inside, _ = _elements(chunks, verdict, BLOCK)
+    i, _, near, _ = _elements(chunks, verdict, BLOCK)
     weight = tl.load(weights)
     new, old = weight.to(p.dtype.element_ty), (1 - weight).to(p.dtype.element_ty)
-    now, average = tl.load(p + i, inside), tl.load(averages + i, inside)
+    now, average = tl.load(p + i, near), tl.load(averages + i, near)
     step = now - average
-    tl.store(averages + i, tl.where(weight < 0.5, average + new * step, now - old * step), inside)
+    tl.store(averages + i, tl.where(weight < 0.5, average + new * step, now - old * step), near)
 
 
 def average(chunks: Any, verdict: Any, p: Any, averages: Any, weight: float) -> None:
@@ -240,7 +259,7 @@ def _launch(kernel: Any, chunks: Any, verdict: Any, hyper: Any, p: Any, *rest: A
     numbers = torch.from_numpy(np.ascontiguousarray(hyper)) if isinstance(hyper, np.ndarray) else hyper
     if p.is_cuda and not numbers.is_cuda:
         numbers = numbers.pin_memory().to(p.device, non_blocking=True)  # or the host would wait for the step before
-    tensors = [x for x in rest if isinstance(x, torch.Tensor)]
-    settings = [bool(x) for x in rest if not isinstance(x, torch.Tensor)]
+    tensors = [x for x in rest if x is None or isinstance(x, torch.Tensor)]
+    settings = [bool(x) for x in rest if not (x is None or isinstance(x, torch.Tensor))]
     args = (chunks, verdict, numbers, p, *tensors, numbers.shape[1], *settings, BLOCK)
     launch(kernel, len(chunks), *args, num_warps=WARPS)
