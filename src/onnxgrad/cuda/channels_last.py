@@ -31,9 +31,11 @@ from onnxgrad.ops.families.windows import Axis, pool_axes, pool_settings
 
 TILE = 4096  # numbers, of rows and channels
 CHANNELS = 64  # of a tile, at most: 128 bytes of a half type lie beside each other
-TILES = 2  # of a program that adds up, at least
-PROGRAMS = 1024  # that add up, at most
-SUMS = 2048  # that a program which finishes sums reads at a time, of so many channels:
+WARPS = 8  # of a program that adds up
+ADDED = WARPS * 32 * 8  # numbers that it adds at once, 16 bytes of a half type for each thread,
+LOADS = 4  # and how many of each tensor a thread has asked for by then
+PROGRAMS = 528  # that add up, at most: four for each multiprocessor of an H200
+SUMS = 4096  # that a program which finishes sums reads at a time, of so many channels:
 FINISHED = 8
 UNMASKED, BY_RESULT, BY_INPUT = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # where Relu had passed numbers
 COEFFICIENTS = tl.constexpr(4)  # p, q, k and r: what is written is p·g + q·(x - k) + r
@@ -171,7 +173,8 @@ def nhwc_batch_norm(
     grid = _Grid(X)
     launch(
         _add_up, grid.adding, X, X, X, X, X, scale, scale, scale, scale, grid.sums, *grid.sizes,
-        False, UNMASKED.value, False, False, *grid.tile, *grid.kinds,
+        False, UNMASKED.value, False, False, *grid.added, *grid.kinds,
+        num_warps=WARPS,
     )  # fmt: skip
     statistics = (running_mean, running_var, saved_mean, saved_inv_std)
     launch(
@@ -211,7 +214,8 @@ def nhwc_batch_norm_grad(
     numbers = scale, scale if B is None else B, mean, inv_std
     launch(
         _add_up, grid.adding, X, dY, X if dY2 is None else dY2, X if Y is None else Y, X if dZ is None else dZ,
-        *numbers, grid.sums, *grid.sizes, True, how, dY2 is not None, dZ is not None, *grid.tile, *grid.kinds,
+        *numbers, grid.sums, *grid.sizes, True, how, dY2 is not None, dZ is not None, *grid.added, *grid.kinds,
+        num_warps=WARPS,
     )  # fmt: skip
     launch(
         _finish, grid.finishing, grid.sums, grid.coefficients, scale, mean, inv_std,
@@ -239,11 +243,9 @@ class _Grid:
         rows = X.numel() // channels
         height, width = _tile(channels)
         blocks = ceil_div(channels, width)
-        slices = max(1, min(PROGRAMS // blocks, rows // (TILES * height)))
-        per_slice = max(1, ceil_div(ceil_div(rows, slices), height)) * height
-        slices = max(1, ceil_div(rows, per_slice))
-        self.sizes = rows, channels, blocks, per_slice, slices
-        self.tile = height, width
+        slices = max(1, min(PROGRAMS // blocks, ceil_div(rows, LOADS * ADDED // width)))
+        self.sizes = rows, channels, blocks, slices
+        self.tile, self.added = (height, width), (LOADS, ADDED // width, width)
         self.adding, self.finishing = blocks * slices, ceil_div(channels, FINISHED)
         self.writing = blocks * ceil_div(rows, height)
         work = sums_dtype(X.dtype)
@@ -254,9 +256,9 @@ class _Grid:
 
 @triton.jit
 def _add_up(
-    X, dY, dY2, Y, dZ, scale, bias, mean, inv_std, sums, rows, channels, blocks, per_slice, slices,
+    X, dY, dY2, Y, dZ, scale, bias, mean, inv_std, sums, rows, channels, blocks, slices,
     OF_GRADIENT: tl.constexpr, MASK: tl.constexpr, ADDS: tl.constexpr, OF_Z: tl.constexpr,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr, WORK: tl.constexpr,
+    LOADS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr, WORK: tl.constexpr,
 ):  # fmt: skip
     """Of a slice of rows, for some channels, the sums of d and d², or of g and g · d, where d is x less a shift.
 
@@ -265,23 +267,20 @@ def _add_up(
     number = tl.program_id(0).to(KIND)
     part, channel = number // blocks, number % blocks * WIDTH + tl.arange(0, WIDTH)
     there = channel < channels
-    step = tl.arange(0, HEIGHT)
     if OF_GRADIENT:
         shift = tl.load(mean + channel, there, other=0).to(WORK)
     else:
-        here = (step < rows)[:, None] & there[None, :]
-        at = step.to(KIND)[:, None] * channels + channel[None, :]
-        shift = tl.sum(tl.load(X + at, here, other=0).to(WORK), 0)
+        row = tl.arange(0, HEIGHT).to(KIND)
+        here = (row < rows)[:, None] & there[None, :]
+        shift = tl.sum(tl.load(X + (row[:, None] * channels + channel[None, :]), here, other=0).to(WORK), 0)
         shift /= tl.maximum(tl.minimum(rows, HEIGHT), 1).to(WORK)
     if MASK == BY_INPUT:
         slope, level = _line(scale, bias, inv_std, channel, there, WORK)
     first_sums = tl.zeros([HEIGHT, WIDTH], WORK)
     second_sums = tl.zeros([HEIGHT, WIDTH], WORK)
-    first = part * per_slice
-    end = tl.minimum(first + per_slice, rows)
-    for start in range(first, end, HEIGHT):
-        row = start + step
-        here = (row < end)[:, None] & there[None, :]
+    for start in range(part * LOADS * HEIGHT, rows, slices * LOADS * HEIGHT):
+        row = start + tl.arange(0, LOADS * HEIGHT)
+        here = (row < rows)[:, None] & there[None, :]
         at = row[:, None] * channels + channel[None, :]
         d = tl.where(here, tl.load(X + at, here, other=0).to(WORK) - shift[None, :], 0)
         if OF_GRADIENT:
@@ -294,11 +293,11 @@ def _add_up(
                 g = tl.where(d * slope[None, :] + level[None, :] > 0, g, 0)
             if OF_Z:
                 tl.store(dZ + at, to_type(g, dZ.dtype.element_ty), here)
-            first_sums += g
-            second_sums += g * d
+            first, second = g, g * d
         else:
-            first_sums += d
-            second_sums += d * d
+            first, second = d, d * d
+        first_sums += tl.sum(tl.reshape(first, [LOADS, HEIGHT, WIDTH]), 0)
+        second_sums += tl.sum(tl.reshape(second, [LOADS, HEIGHT, WIDTH]), 0)
     tl.store(sums + part * channels + channel, tl.sum(first_sums, 0), there)
     tl.store(sums + (slices + part) * channels + channel, tl.sum(second_sums, 0), there)
     if part == 0:
@@ -330,7 +329,7 @@ def _totals(sums, channel, channels, slices, there, HEIGHT: tl.constexpr, WIDTH:
 @triton.jit
 def _tell(
     sums, coefficients, scale, bias, mean, variance, running_mean, running_var, saved_mean, saved_inv_std,
-    rows, channels, blocks, per_slice, slices, epsilon, momentum,
+    rows, channels, blocks, slices, epsilon, momentum,
     RUNNING_MEAN: tl.constexpr, RUNNING_VAR: tl.constexpr, SAVED_MEAN: tl.constexpr, SAVED_INV_STD: tl.constexpr,
     OF_SAMPLE: tl.constexpr,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr, WORK: tl.constexpr,
@@ -371,7 +370,7 @@ def _tell(
 
 @triton.jit
 def _finish(
-    sums, coefficients, scale, mean, inv_std, dscale, dB, rows, channels, blocks, per_slice, slices,
+    sums, coefficients, scale, mean, inv_std, dscale, dB, rows, channels, blocks, slices,
     OF_SCALE: tl.constexpr, OF_BIAS: tl.constexpr,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr, WORK: tl.constexpr,
 ):  # fmt: skip
@@ -396,13 +395,19 @@ def _finish(
 
 
 @triton.jit
+def _from_behind(blocks, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr):
+    """Rows and channels of a program's tile; the last rows, which the cache may still hold, come first."""
+    number = tl.num_programs(0).to(KIND) - 1 - tl.program_id(0)
+    return number // blocks * HEIGHT + tl.arange(0, HEIGHT), number % blocks * WIDTH + tl.arange(0, WIDTH)
+
+
+@triton.jit
 def _normalize(
-    X, Z, Y, coefficients, rows, channels, blocks, per_slice, slices,
+    X, Z, Y, coefficients, rows, channels, blocks, slices,
     ADDS: tl.constexpr, RECTIFIES: tl.constexpr,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr, WORK: tl.constexpr,
 ):  # fmt: skip
-    number = tl.program_id(0).to(KIND)
-    row, channel = number // blocks * HEIGHT + tl.arange(0, HEIGHT), number % blocks * WIDTH + tl.arange(0, WIDTH)
+    row, channel = _from_behind(blocks, HEIGHT, WIDTH, KIND)
     there = channel < channels
     p = tl.load(coefficients + channel, there, other=0)[None, :]
     k = tl.load(coefficients + 2 * channels + channel, there, other=0)[None, :]
@@ -419,12 +424,11 @@ def _normalize(
 
 @triton.jit
 def _apply(
-    X, dY, Y, dX, scale, bias, mean, inv_std, coefficients, rows, channels, blocks, per_slice, slices,
+    X, dY, Y, dX, scale, bias, mean, inv_std, coefficients, rows, channels, blocks, slices,
     MASK: tl.constexpr,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr, WORK: tl.constexpr,
 ):  # fmt: skip
-    number = tl.program_id(0).to(KIND)
-    row, channel = number // blocks * HEIGHT + tl.arange(0, HEIGHT), number % blocks * WIDTH + tl.arange(0, WIDTH)
+    row, channel = _from_behind(blocks, HEIGHT, WIDTH, KIND)
     there = channel < channels
     here = (row < rows)[:, None] & there[None, :]
     at = row[:, None] * channels + channel[None, :]
