@@ -25,7 +25,6 @@ from onnxgrad.cuda.core.launch import (
     sums_dtype,
     to_type,
 )
-from onnxgrad.cuda.core.windows import window_of
 from onnxgrad.ops.conv import axes_of
 from onnxgrad.ops.families.windows import Axis, pool_axes, pool_settings
 
@@ -37,6 +36,7 @@ LOADS = 4  # and how many of each tensor a thread has asked for by then
 PROGRAMS = 528  # that add up, at most: four for each multiprocessor of an H200
 SUMS = 4096  # that a program which finishes sums reads at a time, of so many channels:
 FINISHED = 8
+PAIRS, TAPS = 128, 16  # of a kernel's numbers that are moved at once
 UNMASKED, BY_RESULT, BY_INPUT = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # where Relu had passed numbers
 COEFFICIENTS = tl.constexpr(4)  # p, q, k and r: what is written is p·g + q·(x - k) + r
 
@@ -63,6 +63,8 @@ def nhwc_convolution(
         left, right = image.view(-1, X.shape[3]), kernel.view(W.shape[:2]).t()
         _multiply(left, right, Y.view(-1, W.shape[0]))
     else:
+        if group == 1:
+            kernel = _with_channels_last(kernel)
         view, padding = padded(_first(image), axes)
         how = padding, [a.stride for a in axes], [a.dilation for a in axes]
         with deterministic_cudnn(torch.backends.cudnn.benchmark):
@@ -108,6 +110,14 @@ def nhwc_conv_grad(
         if dW is not None:
             _multiply(rows.t(), image.view(-1, channels), dW.view(outputs, channels))
         return
+    if dX is not None and _is_product_of_some(axes, group):
+        small = torch.mm(gradient.view(-1, W.shape[0]), kernel.view(W.shape[:2]))
+        _spread(small, dX, axes)
+        dX = None
+    if dX is None and dW is None:
+        return
+    if group == 1:
+        kernel = _with_channels_last(kernel)
     view, padding = padded(_first(image), axes)
     with deterministic_cudnn(torch.backends.cudnn.benchmark):
         found = torch.ops.aten.convolution_backward(
@@ -118,8 +128,10 @@ def nhwc_conv_grad(
         begins = [a.before - n for a, n in zip(axes, padding, strict=True)]  # behind zeros that were written
         inside = [slice(begin, begin + a.size) for a, begin in zip(axes, begins, strict=True)]
         _first(dX).copy_(found[0][:, :, inside[0], inside[1]])
-    if dW is not None:
+    if dW is not None and found[1].is_contiguous():
         dW.copy_(found[1])
+    elif dW is not None:
+        _move_taps(found[1].contiguous(memory_format=torch.channels_last), dW, False)
 
 
 def _first(X: torch.Tensor) -> torch.Tensor:
@@ -140,6 +152,73 @@ def _as_computed(x: torch.Tensor) -> torch.Tensor:
 def _is_product(axes: Sequence[Axis], group: int) -> bool:
     """Whether every pixel is multiplied with one matrix."""
     return group == 1 and all(a.kernel == a.stride == 1 and a.before == a.after == 0 for a in axes)
+
+
+def _is_product_of_some(axes: Sequence[Axis], group: int) -> bool:
+    """Whether some pixels are multiplied with one matrix, and the others not seen."""
+    return group == 1 and all(a.kernel == 1 and a.before == a.after == 0 for a in axes)
+
+
+def _with_channels_last(kernel: torch.Tensor) -> torch.Tensor:
+    """The kernel as cuDNN wants it; torch would copy it so, too, but takes its time."""
+    if kernel.shape[2:].numel() == 1:
+        return kernel
+    result = torch.empty_like(kernel, memory_format=torch.channels_last)
+    _move_taps(kernel, result, True)
+    return result
+
+
+def _move_taps(given: torch.Tensor, result: torch.Tensor, to_last: bool) -> None:
+    """Copies a kernel, whose channels come last in the memory of one of both."""
+    pairs, taps = given.shape[:2].numel(), given.shape[2:].numel()
+    launch(
+        _taps, ceil_div(pairs, PAIRS) * ceil_div(taps, TAPS), given, result, pairs, given.shape[1], taps,
+        to_last, PAIRS, TAPS, counting_type(given.numel()),
+    )  # fmt: skip
+
+
+@triton.jit
+def _taps(
+    given, result, pairs, channels, taps,
+    TO_LAST: tl.constexpr, PAIRS: tl.constexpr, TAPS: tl.constexpr, KIND: tl.constexpr,
+):  # fmt: skip
+    number = tl.program_id(0).to(KIND)
+    across = tl.cdiv(taps, TAPS)
+    pair = (number // across * PAIRS + tl.arange(0, PAIRS))[:, None]  # of a kernel and one of its channels
+    tap = (number % across * TAPS + tl.arange(0, TAPS))[None, :]
+    here = (pair < pairs) & (tap < taps)
+    first = pair * taps + tap
+    last = (pair // channels * taps + tap) * channels + pair % channels
+    moved = tl.load(given + (first if TO_LAST else last), here)
+    tl.store(result + (last if TO_LAST else first), to_type(moved, result.dtype.element_ty), here)
+
+
+def _spread(rows: torch.Tensor, image: torch.Tensor, axes: Sequence[Axis]) -> None:
+    """Writes an image whose pixels at the strides are these rows, the others 0."""
+    sizes = [n for a in axes for n in (a.size, a.windows, a.stride)]
+    launch(
+        _spread_pixels,
+        _programs(image),
+        rows,
+        image,
+        *image.shape[::3],
+        *sizes,
+        *_tile(image.shape[3]),
+        counting_type(image.numel()),
+    )
+
+
+@triton.jit
+def _spread_pixels(
+    rows, image, images, channels, H, OH, SH: tl.constexpr, W, OW, SW: tl.constexpr,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr,
+):  # fmt: skip
+    n, h, w, channel, at, there = _place(images * H * W, channels, H, W, HEIGHT, WIDTH, KIND)
+    oh, ow = h // SH, w // SW
+    seen = (oh * SH == h) & (ow * SW == w) & (oh < OH) & (ow < OW)
+    from_ = ((n * OH + oh) * OW + ow)[:, None] * channels + channel[None, :]
+    pixel = tl.load(rows + from_, there & seen[:, None], other=0)
+    tl.store(image + at, to_type(pixel, image.dtype.element_ty), there)
 
 
 def _multiply(left: torch.Tensor, right: torch.Tensor, result: torch.Tensor) -> None:
@@ -549,12 +628,16 @@ def _ask(
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr, WORK: tl.constexpr,
 ):  # fmt: skip
     n, h, w, channel, at, there = _place(images * H * W, channels, H, W, HEIGHT, WIDTH, KIND)
+    DOWN: tl.constexpr = ((KH - 1) * DH) // SH + 1  # windows that may hold a row: the last one, and those before
+    ACROSS: tl.constexpr = ((KW - 1) * DW) // SW + 1
     total = tl.zeros([HEIGHT, WIDTH], WORK)
-    for k in range(KH * KW):
-        oh, high = window_of(h, k // KW, OH, SH, DH, BH)
-        ow, wide = window_of(w, k % KW, OW, SW, DW, BW)
-        inside = there & (high & wide)[:, None]
+    for k in range(DOWN * ACROSS):
+        oh, ow = (h + BH) // SH - k // ACROSS, (w + BW) // SW - k % ACROSS
+        high, wide = h + BH - oh * SH, w + BW - ow * SW  # from its beginning
+        is_one = (high <= (KH - 1) * DH) & (wide <= (KW - 1) * DW) & (high % DH == 0) & (wide % DW == 0)
+        inside = there & (is_one & (oh >= 0) & (oh < OH) & (ow >= 0) & (ow < OW))[:, None]
+        tap = high // DH * KW + wide // DW
         window = ((n * OH + oh) * OW + ow)[:, None] * channels + channel[None, :]
-        mine = tl.load(where + window, inside, other=-1) == k
+        mine = tl.load(where + window, inside, other=-1) == tap[:, None]
         total += tl.where(mine, tl.load(dY + window, inside, other=0).to(WORK), 0)
     tl.store(dX + at, to_type(total, dX.dtype.element_ty), there)
