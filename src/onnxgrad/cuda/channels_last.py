@@ -349,9 +349,8 @@ def _add_up(
     if OF_GRADIENT:
         shift = tl.load(mean + channel, there, other=0).to(WORK)
     else:
-        row = tl.arange(0, HEIGHT).to(KIND)
-        here = (row < rows)[:, None] & there[None, :]
-        shift = tl.sum(tl.load(X + (row[:, None] * channels + channel[None, :]), here, other=0).to(WORK), 0)
+        few = tl.arange(0, HEIGHT).to(KIND)[:, None]
+        shift = tl.sum(tl.load(X + (few * channels + channel), (few < rows) & there, other=0).to(WORK), 0)
         shift /= tl.maximum(tl.minimum(rows, HEIGHT), 1).to(WORK)
     if MASK == BY_INPUT:
         slope, level = _line(scale, bias, inv_std, channel, there, WORK)
