@@ -15,7 +15,7 @@ from onnxgrad.cuda.core.indices import BadIndex
 from onnxgrad.cuda.core.launch import ceil_div, counting_type, launch, power_of_two, sums_dtype, to_type
 
 WARPS = 8
-TILE = 8192  # elements, at most
+TILE = 4096  # elements, at most
 AT_ONCE = WARPS * 32 * 8  # of them, 16 bytes of a half type for each thread
 PROGRAMS = 264  # that share the rows, at most: two for each multiprocessor of an H200
 
@@ -95,6 +95,7 @@ def _rows(
     """
     first = tl.program_id(0).to(KIND) * HEIGHT
     step = tl.arange(0, LENGTH).to(KIND)
+    w = tl.load(scale + step, step < size, other=0).to(WORK)  # for all rows, if they fit into a tile
     plain = tl.zeros([KEPT, LENGTH], WORK)
     scaled = tl.zeros([KEPT, LENGTH], WORK)
     to_scaled = sums + tl.program_id(0).to(KIND) * (OF_SCALE + OF_BIAS) * size
@@ -106,7 +107,7 @@ def _rows(
         if ONE_TILE:
             g, xhat, here, at = _read(Y_grad, X, inv, shift, row, step, rows, size, CENTRED, WORK)
             if OF_X:
-                gw = g * tl.load(scale + step, step < size, other=0).to(WORK)
+                gw = g * w
                 level, along = _moments(gw, xhat, here, size, CENTRED, WORK)
                 result = inv * (gw - level - xhat * along)
                 tl.store(X_grad + at, to_type(result, X_grad.dtype.element_ty), here)
