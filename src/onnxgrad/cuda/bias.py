@@ -1,4 +1,4 @@
-"""BiasGrad on CUDA: blocks of rows are added up, and then these sums, always in the same order."""
+"""BiasGrad on CUDA: the sums of columns."""
 
 import torch
 
@@ -9,4 +9,4 @@ from onnxgrad.cuda.core.indices import BadIndex
 def bias_grad(dY: torch.Tensor, dB: torch.Tensor, bad: BadIndex) -> None:
     """No index can be bad."""
     if dB.numel() > 0:
-        add_up_columns(dY.view(-1), dY.numel() // dB.numel(), None, dB)
+        add_up_columns(dY.view(-1), dY.numel() // dB.numel(), [dB])

@@ -25,16 +25,18 @@ from onnxgrad.cuda.core.launch import (
     sums_dtype,
     to_type,
 )
-from onnxgrad.cuda.core.windows import window_of
 from onnxgrad.ops.conv import axes_of
 from onnxgrad.ops.families.windows import Axis, pool_axes, pool_settings
 
 TILE = 4096  # numbers, of rows and channels
 CHANNELS = 64  # of a tile, at most: 128 bytes of a half type lie beside each other
-TILES = 2  # of a program that adds up, at least
-PROGRAMS = 1024  # that add up, at most
-SUMS = 2048  # that a program which finishes sums reads at a time, of so many channels:
+WARPS = 8  # of a program that adds up
+ADDED = WARPS * 32 * 8  # numbers that it adds at once, 16 bytes of a half type for each thread,
+LOADS = 4  # and how many of each tensor a thread has asked for by then
+PROGRAMS = 528  # that add up, at most: four for each multiprocessor of an H200
+SUMS = 4096  # that a program which finishes sums reads at a time, of so many channels:
 FINISHED = 8
+PAIRS, TAPS = 128, 16  # of a kernel's numbers that are moved at once
 UNMASKED, BY_RESULT, BY_INPUT = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # where Relu had passed numbers
 COEFFICIENTS = tl.constexpr(4)  # p, q, k and r: what is written is p·g + q·(x - k) + r
 
@@ -61,6 +63,8 @@ def nhwc_convolution(
         left, right = image.view(-1, X.shape[3]), kernel.view(W.shape[:2]).t()
         _multiply(left, right, Y.view(-1, W.shape[0]))
     else:
+        if group == 1:
+            kernel = _with_channels_last(kernel)
         view, padding = padded(_first(image), axes)
         how = padding, [a.stride for a in axes], [a.dilation for a in axes]
         with deterministic_cudnn(torch.backends.cudnn.benchmark):
@@ -106,6 +110,14 @@ def nhwc_conv_grad(
         if dW is not None:
             _multiply(rows.t(), image.view(-1, channels), dW.view(outputs, channels))
         return
+    if dX is not None and _is_product_of_some(axes, group):
+        small = torch.mm(gradient.view(-1, W.shape[0]), kernel.view(W.shape[:2]))
+        _spread(small, dX, axes)
+        dX = None
+    if dX is None and dW is None:
+        return
+    if group == 1:
+        kernel = _with_channels_last(kernel)
     view, padding = padded(_first(image), axes)
     with deterministic_cudnn(torch.backends.cudnn.benchmark):
         found = torch.ops.aten.convolution_backward(
@@ -116,8 +128,10 @@ def nhwc_conv_grad(
         begins = [a.before - n for a, n in zip(axes, padding, strict=True)]  # behind zeros that were written
         inside = [slice(begin, begin + a.size) for a, begin in zip(axes, begins, strict=True)]
         _first(dX).copy_(found[0][:, :, inside[0], inside[1]])
-    if dW is not None:
+    if dW is not None and found[1].is_contiguous():
         dW.copy_(found[1])
+    elif dW is not None:
+        _move_taps(found[1].contiguous(memory_format=torch.channels_last), dW, False)
 
 
 def _first(X: torch.Tensor) -> torch.Tensor:
@@ -138,6 +152,73 @@ def _as_computed(x: torch.Tensor) -> torch.Tensor:
 def _is_product(axes: Sequence[Axis], group: int) -> bool:
     """Whether every pixel is multiplied with one matrix."""
     return group == 1 and all(a.kernel == a.stride == 1 and a.before == a.after == 0 for a in axes)
+
+
+def _is_product_of_some(axes: Sequence[Axis], group: int) -> bool:
+    """Whether some pixels are multiplied with one matrix, and the others not seen."""
+    return group == 1 and all(a.kernel == 1 and a.before == a.after == 0 for a in axes)
+
+
+def _with_channels_last(kernel: torch.Tensor) -> torch.Tensor:
+    """The kernel as cuDNN wants it; torch would copy it so, too, but takes its time."""
+    if kernel.shape[2:].numel() == 1:
+        return kernel
+    result = torch.empty_like(kernel, memory_format=torch.channels_last)
+    _move_taps(kernel, result, True)
+    return result
+
+
+def _move_taps(given: torch.Tensor, result: torch.Tensor, to_last: bool) -> None:
+    """Copies a kernel, whose channels come last in the memory of one of both."""
+    pairs, taps = given.shape[:2].numel(), given.shape[2:].numel()
+    launch(
+        _taps, ceil_div(pairs, PAIRS) * ceil_div(taps, TAPS), given, result, pairs, given.shape[1], taps,
+        to_last, PAIRS, TAPS, counting_type(given.numel()),
+    )  # fmt: skip
+
+
+@triton.jit
+def _taps(
+    given, result, pairs, channels, taps,
+    TO_LAST: tl.constexpr, PAIRS: tl.constexpr, TAPS: tl.constexpr, KIND: tl.constexpr,
+):  # fmt: skip
+    number = tl.program_id(0).to(KIND)
+    across = tl.cdiv(taps, TAPS)
+    pair = (number // across * PAIRS + tl.arange(0, PAIRS))[:, None]  # of a kernel and one of its channels
+    tap = (number % across * TAPS + tl.arange(0, TAPS))[None, :]
+    here = (pair < pairs) & (tap < taps)
+    first = pair * taps + tap
+    last = (pair // channels * taps + tap) * channels + pair % channels
+    moved = tl.load(given + (first if TO_LAST else last), here)
+    tl.store(result + (last if TO_LAST else first), to_type(moved, result.dtype.element_ty), here)
+
+
+def _spread(rows: torch.Tensor, image: torch.Tensor, axes: Sequence[Axis]) -> None:
+    """Writes an image whose pixels at the strides are these rows, the others 0."""
+    sizes = [n for a in axes for n in (a.size, a.windows, a.stride)]
+    launch(
+        _spread_pixels,
+        _programs(image),
+        rows,
+        image,
+        *image.shape[::3],
+        *sizes,
+        *_tile(image.shape[3]),
+        counting_type(image.numel()),
+    )
+
+
+@triton.jit
+def _spread_pixels(
+    rows, image, images, channels, H, OH, SH: tl.constexpr, W, OW, SW: tl.constexpr,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr,
+):  # fmt: skip
+    n, h, w, channel, at, there = _place(images * H * W, channels, H, W, HEIGHT, WIDTH, KIND)
+    oh, ow = h // SH, w // SW
+    seen = (oh * SH == h) & (ow * SW == w) & (oh < OH) & (ow < OW)
+    from_ = ((n * OH + oh) * OW + ow)[:, None] * channels + channel[None, :]
+    pixel = tl.load(rows + from_, there & seen[:, None], other=0)
+    tl.store(image + at, to_type(pixel, image.dtype.element_ty), there)
 
 
 def _multiply(left: torch.Tensor, right: torch.Tensor, result: torch.Tensor) -> None:
@@ -171,7 +252,8 @@ def nhwc_batch_norm(
     grid = _Grid(X)
     launch(
         _add_up, grid.adding, X, X, X, X, X, scale, scale, scale, scale, grid.sums, *grid.sizes,
-        False, UNMASKED.value, False, False, *grid.tile, *grid.kinds,
+        False, UNMASKED.value, False, False, *grid.added, *grid.kinds,
+        num_warps=WARPS,
     )  # fmt: skip
     statistics = (running_mean, running_var, saved_mean, saved_inv_std)
     launch(
@@ -211,7 +293,8 @@ def nhwc_batch_norm_grad(
     numbers = scale, scale if B is None else B, mean, inv_std
     launch(
         _add_up, grid.adding, X, dY, X if dY2 is None else dY2, X if Y is None else Y, X if dZ is None else dZ,
-        *numbers, grid.sums, *grid.sizes, True, how, dY2 is not None, dZ is not None, *grid.tile, *grid.kinds,
+        *numbers, grid.sums, *grid.sizes, True, how, dY2 is not None, dZ is not None, *grid.added, *grid.kinds,
+        num_warps=WARPS,
     )  # fmt: skip
     launch(
         _finish, grid.finishing, grid.sums, grid.coefficients, scale, mean, inv_std,
@@ -239,11 +322,9 @@ class _Grid:
         rows = X.numel() // channels
         height, width = _tile(channels)
         blocks = ceil_div(channels, width)
-        slices = max(1, min(PROGRAMS // blocks, rows // (TILES * height)))
-        per_slice = max(1, ceil_div(ceil_div(rows, slices), height)) * height
-        slices = max(1, ceil_div(rows, per_slice))
-        self.sizes = rows, channels, blocks, per_slice, slices
-        self.tile = height, width
+        slices = max(1, min(PROGRAMS // blocks, ceil_div(rows, LOADS * ADDED // width)))
+        self.sizes = rows, channels, blocks, slices
+        self.tile, self.added = (height, width), (LOADS, ADDED // width, width)
         self.adding, self.finishing = blocks * slices, ceil_div(channels, FINISHED)
         self.writing = blocks * ceil_div(rows, height)
         work = sums_dtype(X.dtype)
@@ -254,9 +335,9 @@ class _Grid:
 
 @triton.jit
 def _add_up(
-    X, dY, dY2, Y, dZ, scale, bias, mean, inv_std, sums, rows, channels, blocks, per_slice, slices,
+    X, dY, dY2, Y, dZ, scale, bias, mean, inv_std, sums, rows, channels, blocks, slices,
     OF_GRADIENT: tl.constexpr, MASK: tl.constexpr, ADDS: tl.constexpr, OF_Z: tl.constexpr,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr, WORK: tl.constexpr,
+    LOADS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr, WORK: tl.constexpr,
 ):  # fmt: skip
     """Of a slice of rows, for some channels, the sums of d and d², or of g and g · d, where d is x less a shift.
 
@@ -265,23 +346,19 @@ def _add_up(
     number = tl.program_id(0).to(KIND)
     part, channel = number // blocks, number % blocks * WIDTH + tl.arange(0, WIDTH)
     there = channel < channels
-    step = tl.arange(0, HEIGHT)
     if OF_GRADIENT:
         shift = tl.load(mean + channel, there, other=0).to(WORK)
     else:
-        here = (step < rows)[:, None] & there[None, :]
-        at = step.to(KIND)[:, None] * channels + channel[None, :]
-        shift = tl.sum(tl.load(X + at, here, other=0).to(WORK), 0)
+        few = tl.arange(0, HEIGHT).to(KIND)[:, None]
+        shift = tl.sum(tl.load(X + (few * channels + channel), (few < rows) & there, other=0).to(WORK), 0)
         shift /= tl.maximum(tl.minimum(rows, HEIGHT), 1).to(WORK)
     if MASK == BY_INPUT:
         slope, level = _line(scale, bias, inv_std, channel, there, WORK)
     first_sums = tl.zeros([HEIGHT, WIDTH], WORK)
     second_sums = tl.zeros([HEIGHT, WIDTH], WORK)
-    first = part * per_slice
-    end = tl.minimum(first + per_slice, rows)
-    for start in range(first, end, HEIGHT):
-        row = start + step
-        here = (row < end)[:, None] & there[None, :]
+    for start in range(part * LOADS * HEIGHT, rows, slices * LOADS * HEIGHT):
+        row = start + tl.arange(0, LOADS * HEIGHT)
+        here = (row < rows)[:, None] & there[None, :]
         at = row[:, None] * channels + channel[None, :]
         d = tl.where(here, tl.load(X + at, here, other=0).to(WORK) - shift[None, :], 0)
         if OF_GRADIENT:
@@ -294,11 +371,11 @@ def _add_up(
                 g = tl.where(d * slope[None, :] + level[None, :] > 0, g, 0)
             if OF_Z:
                 tl.store(dZ + at, to_type(g, dZ.dtype.element_ty), here)
-            first_sums += g
-            second_sums += g * d
+            first, second = g, g * d
         else:
-            first_sums += d
-            second_sums += d * d
+            first, second = d, d * d
+        first_sums += tl.sum(tl.reshape(first, [LOADS, HEIGHT, WIDTH]), 0)
+        second_sums += tl.sum(tl.reshape(second, [LOADS, HEIGHT, WIDTH]), 0)
     tl.store(sums + part * channels + channel, tl.sum(first_sums, 0), there)
     tl.store(sums + (slices + part) * channels + channel, tl.sum(second_sums, 0), there)
     if part == 0:
@@ -330,7 +407,7 @@ def _totals(sums, channel, channels, slices, there, HEIGHT: tl.constexpr, WIDTH:
 @triton.jit
 def _tell(
     sums, coefficients, scale, bias, mean, variance, running_mean, running_var, saved_mean, saved_inv_std,
-    rows, channels, blocks, per_slice, slices, epsilon, momentum,
+    rows, channels, blocks, slices, epsilon, momentum,
     RUNNING_MEAN: tl.constexpr, RUNNING_VAR: tl.constexpr, SAVED_MEAN: tl.constexpr, SAVED_INV_STD: tl.constexpr,
     OF_SAMPLE: tl.constexpr,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr, WORK: tl.constexpr,
@@ -371,7 +448,7 @@ def _tell(
 
 @triton.jit
 def _finish(
-    sums, coefficients, scale, mean, inv_std, dscale, dB, rows, channels, blocks, per_slice, slices,
+    sums, coefficients, scale, mean, inv_std, dscale, dB, rows, channels, blocks, slices,
     OF_SCALE: tl.constexpr, OF_BIAS: tl.constexpr,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr, WORK: tl.constexpr,
 ):  # fmt: skip
@@ -396,13 +473,19 @@ def _finish(
 
 
 @triton.jit
+def _from_behind(blocks, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr):
+    """Rows and channels of a program's tile; the last rows, which the cache may still hold, come first."""
+    number = tl.num_programs(0).to(KIND) - 1 - tl.program_id(0)
+    return number // blocks * HEIGHT + tl.arange(0, HEIGHT), number % blocks * WIDTH + tl.arange(0, WIDTH)
+
+
+@triton.jit
 def _normalize(
-    X, Z, Y, coefficients, rows, channels, blocks, per_slice, slices,
+    X, Z, Y, coefficients, rows, channels, blocks, slices,
     ADDS: tl.constexpr, RECTIFIES: tl.constexpr,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr, WORK: tl.constexpr,
 ):  # fmt: skip
-    number = tl.program_id(0).to(KIND)
-    row, channel = number // blocks * HEIGHT + tl.arange(0, HEIGHT), number % blocks * WIDTH + tl.arange(0, WIDTH)
+    row, channel = _from_behind(blocks, HEIGHT, WIDTH, KIND)
     there = channel < channels
     p = tl.load(coefficients + channel, there, other=0)[None, :]
     k = tl.load(coefficients + 2 * channels + channel, there, other=0)[None, :]
@@ -419,12 +502,11 @@ def _normalize(
 
 @triton.jit
 def _apply(
-    X, dY, Y, dX, scale, bias, mean, inv_std, coefficients, rows, channels, blocks, per_slice, slices,
+    X, dY, Y, dX, scale, bias, mean, inv_std, coefficients, rows, channels, blocks, slices,
     MASK: tl.constexpr,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr, WORK: tl.constexpr,
 ):  # fmt: skip
-    number = tl.program_id(0).to(KIND)
-    row, channel = number // blocks * HEIGHT + tl.arange(0, HEIGHT), number % blocks * WIDTH + tl.arange(0, WIDTH)
+    row, channel = _from_behind(blocks, HEIGHT, WIDTH, KIND)
     there = channel < channels
     here = (row < rows)[:, None] & there[None, :]
     at = row[:, None] * channels + channel[None, :]
@@ -545,12 +627,16 @@ def _ask(
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr, WORK: tl.constexpr,
 ):  # fmt: skip
     n, h, w, channel, at, there = _place(images * H * W, channels, H, W, HEIGHT, WIDTH, KIND)
+    DOWN: tl.constexpr = ((KH - 1) * DH) // SH + 1  # windows that may hold a row: the last one, and those before
+    ACROSS: tl.constexpr = ((KW - 1) * DW) // SW + 1
     total = tl.zeros([HEIGHT, WIDTH], WORK)
-    for k in range(KH * KW):
-        oh, high = window_of(h, k // KW, OH, SH, DH, BH)
-        ow, wide = window_of(w, k % KW, OW, SW, DW, BW)
-        inside = there & (high & wide)[:, None]
+    for k in range(DOWN * ACROSS):
+        oh, ow = (h + BH) // SH - k // ACROSS, (w + BW) // SW - k % ACROSS
+        high, wide = h + BH - oh * SH, w + BW - ow * SW  # from its beginning
+        is_one = (high <= (KH - 1) * DH) & (wide <= (KW - 1) * DW) & (high % DH == 0) & (wide % DW == 0)
+        inside = there & (is_one & (oh >= 0) & (oh < OH) & (ow >= 0) & (ow < OW))[:, None]
+        tap = high // DH * KW + wide // DW
         window = ((n * OH + oh) * OW + ow)[:, None] * channels + channel[None, :]
-        mine = tl.load(where + window, inside, other=-1) == k
+        mine = tl.load(where + window, inside, other=-1) == tap[:, None]
         total += tl.where(mine, tl.load(dY + window, inside, other=0).to(WORK), 0)
     tl.store(dX + at, to_type(total, dX.dtype.element_ty), there)

@@ -1,4 +1,6 @@
-"""Sums down the columns of a matrix: programs add up blocks of rows, others these sums, always in the same order."""
+"""Sums down the columns of a matrix, always in the same order; of many rows, first those of blocks of them."""
+
+from collections.abc import Sequence
 
 import torch
 import triton
@@ -6,85 +8,62 @@ import triton.language as tl
 
 from onnxgrad.cuda.core.launch import ceil_div, counting_type, launch, sums_dtype, to_type
 
-WIDTH = 64  # columns of one program: 256 bytes of float32
-HEIGHT = 32  # rows that it reads at once
-BLOCKS = 64  # of rows, at most
-WARPS = 4
+WARPS = 16
+TILE = WARPS * 32 * 8  # numbers: 16 bytes of a half type for each thread
+LOADS = 4  # of tiles, before the first of them is added up
+NARROW = 16  # columns of one program: 32 bytes of a half type, the least that memory gives at once
+WIDE = 64  # and where there are programs enough
+PROGRAMS = 264  # two for each multiprocessor of an H200
+MOST_ROWS = 8192  # of one block: a second launch takes as long as reading them
 
 
-def add_up_columns(
-    Y_grad: torch.Tensor,
-    rows: int,
-    scale_grad: torch.Tensor | None,
-    bias_grad: torch.Tensor | None,
-    normalized: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
-    centred: bool = False,
-) -> None:
-    """The gradient of a bias that was added to each of `rows` rows, and of a scale that they were multiplied with.
-
-    What was multiplied is (X - mean) · inv_std_var, `normalized` as these three, of which the last two are numbers for
-    each row; without `centred` the mean is not subtracted.
-    """
-    results = [result.view(-1) for result in (scale_grad, bias_grad) if result is not None]
+def add_up_columns(matrix: torch.Tensor, rows: int, results: Sequence[torch.Tensor]) -> None:
+    """The sums of one or two results' columns, which stand beside each other in each of `rows` rows."""
+    columns = sum(result.numel() for result in results)
     if rows == 0:
         for result in results:
             result.zero_()
-    if rows == 0 or not results:
+    if rows == 0 or columns == 0:
         return
-    size, dtype = results[0].numel(), sums_dtype(Y_grad.dtype)
-    kinds = counting_type(Y_grad.numel()), tl.float64 if dtype == torch.float64 else tl.float32
-    per_block = max(HEIGHT, ceil_div(rows, BLOCKS))
-    blocks, across = ceil_div(rows, per_block), ceil_div(size, WIDTH)
-    sums = torch.empty(len(results) * blocks * size, dtype=dtype, device=Y_grad.device)
+    width, blocks = _shares(rows, columns)
+    sums = results
+    if blocks > 1:
+        sums = [torch.empty(blocks * columns, dtype=sums_dtype(matrix.dtype), device=matrix.device)]
+    height, split = TILE // width, results[0].numel() if blocks == 1 else columns
     launch(
-        _columns, blocks * across, Y_grad, *(normalized or (Y_grad,) * 3), sums, rows, size, per_block, across, blocks,
-        HEIGHT, WIDTH, centred, scale_grad is not None, bias_grad is not None, *kinds,
+        _columns, blocks * ceil_div(columns, width), matrix, sums[0], sums[-1], rows, columns, split, blocks,
+        LOADS, height, width, split < columns, counting_type(rows * columns),
+        tl.float64 if sums_dtype(matrix.dtype) == torch.float64 else tl.float32,
         num_warps=WARPS,
     )  # fmt: skip
-    for part, result in zip(sums.chunk(len(results)), results, strict=True):
-        launch(_total, across, part, result, blocks, size, HEIGHT, WIDTH, *kinds, num_warps=WARPS)
+    if blocks > 1:
+        add_up_columns(sums[0], blocks, results)
+
+
+def _shares(rows: int, columns: int) -> tuple[int, int]:
+    """The columns of a program, and in how many blocks of rows they are added up."""
+    across = ceil_div(columns, WIDE)
+    blocks = 1 if rows <= MOST_ROWS else max(1, PROGRAMS // across)
+    return WIDE if blocks * across >= PROGRAMS // 2 else NARROW, blocks
 
 
 @triton.jit
 def _columns(
-    Y_grad, X, mean, inv_std_var, sums, rows, size, per_block, across, blocks,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CENTRED: tl.constexpr, HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr,
-    KIND: tl.constexpr, WORK: tl.constexpr,
+    matrix, first, second, rows, columns, split, blocks,
+    LOADS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, SPLITS: tl.constexpr, KIND: tl.constexpr,
+    WORK: tl.constexpr,
 ):  # fmt: skip
+    across = tl.cdiv(columns, WIDTH)
     block = tl.program_id(0).to(KIND) // across
     column = tl.program_id(0).to(KIND) % across * WIDTH + tl.arange(0, WIDTH)
-    scaled = tl.zeros([WIDTH], WORK)
-    plain = tl.zeros([WIDTH], WORK)
-    first = block * per_block
-    end = tl.minimum(first + per_block, rows)
-    for start in range(first, end, HEIGHT):
-        row = start + tl.arange(0, HEIGHT)
-        here = (row < end)[:, None] & (column < size)[None, :]
-        at = row[:, None] * size + column[None, :]
-        g = tl.load(Y_grad + at, here, other=0).to(WORK)
-        if HAS_BIAS:
-            plain += tl.sum(g, 0)
-        if HAS_SCALE:
-            x = tl.load(X + at, here, other=0).to(WORK)
-            if CENTRED:
-                x -= tl.load(mean + row, row < end, other=0).to(WORK)[:, None]
-            scaled += tl.sum(g * (x * tl.load(inv_std_var + row, row < end, other=0).to(WORK)[:, None]), 0)
-    at = block * size + column
-    if HAS_SCALE:
-        tl.store(sums + at, scaled, column < size)
-        at += blocks * size
-    if HAS_BIAS:
-        tl.store(sums + at, plain, column < size)
-
-
-@triton.jit
-def _total(
-    sums, result, blocks, size, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr, WORK: tl.constexpr
-):
-    column = tl.program_id(0).to(KIND) * WIDTH + tl.arange(0, WIDTH)
-    total = tl.zeros([WIDTH], WORK)
-    for start in range(0, blocks, HEIGHT):
-        block = start + tl.arange(0, HEIGHT).to(KIND)
-        here = (block < blocks)[:, None] & (column < size)[None, :]
-        total += tl.sum(tl.load(sums + block[:, None] * size + column[None, :], here, other=0), 0)
-    tl.store(result + column, to_type(total, result.dtype.element_ty), column < size)
+    step = tl.arange(0, LOADS * HEIGHT)
+    total = tl.zeros([HEIGHT, WIDTH], WORK)
+    for start in range(block * LOADS * HEIGHT, rows, blocks * LOADS * HEIGHT):
+        row = start + step
+        here = (row < rows)[:, None] & (column < columns)[None, :]
+        numbers = tl.load(matrix + (row[:, None] * columns + column[None, :]), here, other=0).to(WORK)
+        total += tl.sum(tl.reshape(numbers, [LOADS, HEIGHT, WIDTH]), 0)
+    result = to_type(tl.sum(total, 0), first.dtype.element_ty)
+    tl.store(first + block * columns + column, result, column < split)
+    if SPLITS:
+        tl.store(second + (column - split), result, (column >= split) & (column < columns))
