@@ -355,54 +355,26 @@ def _of_keys(
     of_k = tl.zeros([BLOCK, WIDTH], tl.float32)
     of_v = tl.zeros([BLOCK, WIDTH], tl.float32)
     first = block * BLOCK // STEP * STEP if IS_CAUSAL else 0
-    # Queries that all keys of the block are seen by: those behind its last key.
-    begin = tl.minimum(S, ((block + 1) * BLOCK - 1 + STEP - 1) // STEP * STEP) if IS_CAUSAL else 0
-    begin = tl.where((block + 1) * BLOCK <= T, begin, S)
-    end = tl.maximum(begin, S // STEP * STEP)
     for h in range(share):
         head = group * share + h
-        shared = (
-            k, v, dY, Q, n * y_batch + head * y_head, n * q_batch + head * q_head, y_row, q_row, statistics, inner,
-            (n * H + head) * S, tl.cast(N, KIND) * H * S, mask, n * by_batch + head * by_head, by_query, by_key, key,
-            column, factor, S, T,
-        )  # fmt: skip
-        for start in range(first, begin, STEP):
-            of_k, of_v = _add_to_keys(
-                start, of_k, of_v, *shared, D, MASK, BY_QUERY, IS_CAUSAL, PRECISION, KIND, STEP, False
+        queries, results, at = n * q_batch + head * q_head, n * y_batch + head * y_head, (n * H + head) * S
+        for start in range(first, S, STEP):
+            query = (start + tl.arange(0, STEP)).to(KIND)
+            q = _rows(Q, queries, query, S, q_row, column, D)
+            g = _rows(dY, results, query, S, y_row, column, D)
+            highest = tl.load(statistics + at + query, query < S, other=0.0)
+            inverse = tl.load(statistics + tl.cast(N, KIND) * H * S + at + query, query < S, other=0.0)
+            within = tl.load(inner + at + query, query < S, other=0.0)
+            s = _scores(
+                _dot(k, tl.trans(q), PRECISION) * factor, mask, n * by_batch + head * by_head, by_query, by_key,
+                query[None, :], key[:, None], S, T, MASK, BY_QUERY, IS_CAUSAL, False,
             )  # fmt: skip
-        for start in range(begin, end, STEP):
-            of_k, of_v = _add_to_keys(
-                start, of_k, of_v, *shared, D, MASK, BY_QUERY, IS_CAUSAL, PRECISION, KIND, STEP, True
-            )  # fmt: skip
-        for start in range(end, S, STEP):
-            of_k, of_v = _add_to_keys(
-                start, of_k, of_v, *shared, D, MASK, BY_QUERY, IS_CAUSAL, PRECISION, KIND, STEP, False
-            )  # fmt: skip
+            p = tl.exp(s - highest[None, :]) * inverse[None, :]
+            of_v += _dot(to_type(p, Q.dtype.element_ty), g, PRECISION)
+            ds = p * (_dot(v, tl.trans(g), PRECISION) - within[None, :])
+            of_k += _dot(to_type(ds, Q.dtype.element_ty), q, PRECISION)
     here = (key < T)[:, None] & (column < D)[None, :]
     place = keys + key[:, None] * k_row + column[None, :]
     tl.store(dK + place, to_type(of_k * factor, dK.dtype.element_ty), here)
     tl.store(dV + place, to_type(of_v, dV.dtype.element_ty), here)
 
-
-@triton.jit
-def _add_to_keys(
-    start, of_k, of_v, k, v, dY, Q, results, queries, y_row, q_row, statistics, inner, at, apart, mask, masked,
-    by_query, by_key, key, column, factor, S, T,
-    D: tl.constexpr, MASK: tl.constexpr, BY_QUERY: tl.constexpr, IS_CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
-    KIND: tl.constexpr, STEP: tl.constexpr, WHOLE: tl.constexpr,
-):  # fmt: skip
-    query = (start + tl.arange(0, STEP)).to(KIND)
-    q = _rows(Q, queries, query, S, q_row, column, D)
-    g = _rows(dY, results, query, S, y_row, column, D)
-    highest = tl.load(statistics + at + query, query < S, other=0.0)
-    inverse = tl.load(statistics + apart + at + query, query < S, other=0.0)
-    within = tl.load(inner + at + query, query < S, other=0.0)
-    s = _scores(
-        _dot(k, tl.trans(q), PRECISION) * factor, mask, masked, by_query, by_key, query[None, :], key[:, None], S, T,
-        MASK, BY_QUERY, IS_CAUSAL, WHOLE,
-    )  # fmt: skip
-    p = tl.exp(s - highest[None, :]) * inverse[None, :]
-    of_v += _dot(to_type(p, Q.dtype.element_ty), g, PRECISION)
-    ds = p * (_dot(v, tl.trans(g), PRECISION) - within[None, :])
-    of_k += _dot(to_type(ds, Q.dtype.element_ty), q, PRECISION)
-    return of_k, of_v
