@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn import functional
 
 # torchvision's compiled part does not load beside PyTorch's CPU build; what it lacks then has to be declared.
-_LIBRARY = torch.library.Library("torchvision", "DEF")
-for _name in ("nms", "qnms"):
+_LIBRARY = torch.library.Library("torchvision", "FRAGMENT")
+for _name in ("nms", "qnms") if torch.version.cuda is None else ():
     _LIBRARY.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 import timm  # noqa: E402

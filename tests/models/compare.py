@@ -53,6 +53,7 @@ class Run(NamedTuple):
     initial: Arrays
     rate: float  # of learning
     names: set[frozenset[str]]  # of the parameters; several for one that is shared
+    remarks: list[str]  # of the trainer
 
 
 class Deviation(NamedTuple):
@@ -62,12 +63,14 @@ class Deviation(NamedTuple):
     name: str
 
 
-def check(name: str, way: str, folder: Path) -> None:
-    """Exports and trains an architecture, and expects what PyTorch does."""
-    expect_same_training(ARCHITECTURES[name], way, folder, way == "default" and name in COMPUTED)
+def check(name: str, way: str, folder: Path, device: str = "cpu") -> list[str]:
+    """Exports and trains an architecture, and expects what PyTorch does; what the trainer remarks."""
+    return expect_same_training(ARCHITECTURES[name], way, folder, way == "default" and name in COMPUTED, device)
 
 
-def expect_same_training(architecture: Architecture, way: str, folder: Path, is_computed: bool = False) -> None:
+def expect_same_training(
+    architecture: Architecture, way: str, folder: Path, is_computed: bool = False, device: str = "cpu"
+) -> list[str]:
     """Trains a file and the module it was exported from, and expects the same results, for one of a few batches.
 
     A rule that is wrong is so for every batch. At some batch or other a number rounds to the other side of a kink here
@@ -82,7 +85,7 @@ def expect_same_training(architecture: Architecture, way: str, folder: Path, is_
     for number in range(BATCHES):
         batch = list(architecture.batch(number).values())
         reference, single = references(architecture, path, batch, target)
-        run = train_here(architecture, path, batch, target, reference.rate)
+        run = train_here(architecture, path, batch, target, reference.rate, device)
         origins = computed_from(path, run)
         replaced = {name for names in origins.values() for name in names}
         assert bool(replaced) == is_computed, f"computed from {', '.join(sorted(replaced))} and trained in its place"
@@ -94,7 +97,7 @@ def expect_same_training(architecture: Architecture, way: str, folder: Path, is_
             continue
         wrong = {field: d for field, d in deviations(run, reference).items() if not d.worst <= allowed[field]}
         if not wrong:
-            return
+            return run.remarks
         found += [f"batch {number}: {f} {d.name} off by {d.worst:.1e} of {allowed[f]:.1e}" for f, d in wrong.items()]
     raise AssertionError("; ".join(found) or "PyTorch's own float32 is far from its float64 in all batches")
 
@@ -216,11 +219,16 @@ def train_there(
     updates = {n: named[n].detach().numpy() - initial[n] for n in gradients}
     names = {frozenset(n for n, other in named.items() if other is p) for p in module.parameters()}
     statistics = {n: b.numpy() for n, b in module.named_buffers() if n.endswith(("running_mean", "running_var"))}
-    return Run({"loss": np.array(losses)}, gradients, updates, statistics, initial, rate or 0.0, names)
+    return Run({"loss": np.array(losses)}, gradients, updates, statistics, initial, rate or 0.0, names, [])
 
 
 def train_here(
-    architecture: Architecture, path: Path, batch: list[torch.Tensor], target: torch.Tensor, rate: float
+    architecture: Architecture,
+    path: Path,
+    batch: list[torch.Tensor],
+    target: torch.Tensor,
+    rate: float,
+    device: str = "cpu",
 ) -> Run:
     """Ours, with the defaults."""
     graph = onnx.load(path, load_external_data=False).graph
@@ -228,15 +236,20 @@ def train_here(
         loss: Any = onnxgrad.losses.MSE(graph.output[0].name)
     else:
         loss = onnxgrad.losses.CrossEntropy(graph.output[0].name, axis=architecture.axis)
-    trainer = onnxgrad.Trainer(path, loss, onnxgrad.optim.SGD(lr=rate, momentum=MOMENTUM))
-    initial = {name: array.copy() for name, array in trainer.parameters.items()}
+    trainer = onnxgrad.Trainer(path, loss, onnxgrad.optim.SGD(lr=rate, momentum=MOMENTUM), device=device)
+
+    def arrays_of(given: Any) -> Arrays:
+        return {name: trainer.on_host(array).copy() for name, array in given.items()}
+
+    initial = arrays_of(trainer.parameters)
     inputs = zip([i.name for i in graph.input], batch, strict=True)
     arrays = {**{n: x.numpy() for n, x in inputs}, "target": target.numpy()}
-    losses = [trainer.step(arrays)]
-    gradients = {name: array.copy() for name, array in trainer.gradients.items()}
-    losses += [trainer.step(arrays) for _ in range(STEPS - 1)]
-    updates = {name: array - initial[name] for name, array in trainer.parameters.items()}
-    return Run({"loss": np.array(losses)}, gradients, updates, dict(trainer.statistics), initial, rate, set())
+    losses = [float(trainer.step(arrays))]
+    gradients = arrays_of(trainer.gradients)
+    losses += [float(trainer.step(arrays)) for _ in range(STEPS - 1)]
+    updates = {name: array - initial[name] for name, array in arrays_of(trainer.parameters).items()}
+    statistics, remarks = arrays_of(trainer.statistics), list(trainer.remarks)
+    return Run({"loss": np.array(losses)}, gradients, updates, statistics, initial, rate, set(), remarks)
 
 
 def deviations(run: Run, reference: Run) -> dict[str, Deviation]:
