@@ -1,7 +1,8 @@
 """`python -m bench.cuda_training [model …]`: training steps of models of real size on a GPU, beside PyTorch.
 
 Random weights, the same on all sides, AdamW, one batch that is on the GPU. Each side has a process of its own; they
-take turns of 20 steps, of which only the last loss is read. Needs transformers, torchvision and onnxruntime-gpu.
+take turns of 20 steps, of which only the last loss is read. torch.compile finds what it compiled in a cache, which
+other processes fill first, all at once; onnxgrad compiles anew. Needs transformers, torchvision and onnxruntime-gpu.
 """
 
 import argparse
@@ -185,6 +186,11 @@ def work(connection: Any, side: str, name: str, path: Path) -> None:
         connection.send(traceback.format_exc())
 
 
+def fill_cache(name: str, path: Path) -> None:
+    """Has torch.compile compile a model, and leave it to other processes."""
+    float(step_of(COMPILED, name, path)())
+
+
 def taken() -> float:
     """MB of the GPU's memory, by whomever."""
     import torch
@@ -225,7 +231,10 @@ def table(file: Path = RESULTS) -> str:
     """For docs/speed.md."""
     with file.open(newline="") as opened:
         rows = list(csv.DictReader(opened))
-    lines = ["| model | side | ms | best | MB | first loss, s | losses 1 and 10 |", "|---|---|--:|--:|--:|--:|--:|"]
+    lines = [
+        "| model | side | ms | best | MB | first loss, s | losses 1 and 10 |",
+        "|---|---|--:|--:|--:|--:|--:|",
+    ]
     for row in rows:
         first = next(r for r in rows if r["model"] == row["model"])
         many = "" if row is first else f", {float(row['median_ms']) / float(first['median_ms']):.2f}×"
@@ -247,12 +256,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--side", action="append", choices=SIDES, help="only these (default: all)")
     parser.add_argument("--csv", type=Path, help=f"write the figures to this file, bench/{RESULTS.name} for the docs")
     options = parser.parse_args(arguments)
-    console, rows = Console(width=None if sys.stdout.isatty() else 160), []
+    console, rows, exported = Console(width=None if sys.stdout.isatty() else 160), [], []
     chosen = options.models or list(models())
     with tempfile.TemporaryDirectory() as folder:
         context = multiprocessing.get_context("spawn")
         paths = {name: Path(folder, f"{name}.onnx") for name in chosen}
         exports = [context.Process(target=export, args=item) for item in paths.items()]
+        compiling = [context.Process(target=fill_cache, args=item) for item in paths.items()]
+        sides = options.side or SIDES
+        for process in compiling if COMPILED in sides else ():
+            process.start()
         for process in exports:
             process.start()
         for process, name in zip(exports, chosen, strict=True):
@@ -260,9 +273,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if process.exitcode:
                 console.print(f"[bold red]{name} could not be exported.[/]")
                 continue
+            exported.append(name)
+        for process in compiling if COMPILED in sides else ():
+            process.join()
+        for name in exported:
             words = models()[name][0]
             console.print(words)
-            rows += measure(name, words, paths[name], options.side or SIDES, console)
+            rows += measure(name, words, paths[name], sides, console)
     table = Table("model", "side", "ms, median", "best", "× first", "MB", "first loss, s", "losses")
     for row in rows:
         first = next(r for r in rows if r["model"] == row["model"])
