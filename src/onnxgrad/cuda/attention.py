@@ -377,4 +377,3 @@ def _of_keys(
     place = keys + key[:, None] * k_row + column[None, :]
     tl.store(dK + place, to_type(of_k * factor, dK.dtype.element_ty), here)
     tl.store(dV + place, to_type(of_v, dV.dtype.element_ty), here)
-
