@@ -14,10 +14,10 @@ from onnxgrad.cuda.core.columns import add_up_columns
 from onnxgrad.cuda.core.indices import BadIndex
 from onnxgrad.cuda.core.launch import ceil_div, counting_type, launch, power_of_two, sums_dtype, to_type
 
-WARPS = 8
 TILE = 4096  # elements, at most
-AT_ONCE = WARPS * 32 * 8  # of them, 16 bytes of a half type for each thread
-PROGRAMS = 264  # that share the rows, at most: two for each multiprocessor of an H200
+SHORT = 1024  # elements of a row for which 4 warps have registers enough to run four programs on a multiprocessor
+AT_ONCE = 32 * 8  # elements of a warp: 16 bytes of a half type for each thread
+WARPS = 2112  # that share the rows, at most: 16 for each multiprocessor of an H200
 
 
 def layer_normalization_grad(
@@ -65,7 +65,8 @@ def _run(
         return
     length = min(power_of_two(size), TILE)
     height = max(1, min(power_of_two(rows), TILE // length))  # rows that go through together
-    programs = min(PROGRAMS, ceil_div(rows, height))
+    warps = 4 if length <= SHORT else 8
+    programs = min(WARPS // warps, ceil_div(rows, height))
     results = [result.view(-1) for result in (scale_grad, bias_grad) if result is not None]
     dtype = sums_dtype(X.dtype)
     sums = torch.empty(programs * len(results) * size, dtype=dtype, device=X.device)
@@ -74,10 +75,10 @@ def _run(
         launch(
             _rows, programs, Y_grad, X, scale.view(-1), mean, inv_std_var,
             Y_grad if X_grad is None else X_grad.view(-1), sums, rows, size,
-            height, length, max(1, min(height, AT_ONCE // length)), size <= length, centred, X_grad is not None,
+            height, length, max(1, min(height, warps * AT_ONCE // length)), size <= length, centred, X_grad is not None,
             scale_grad is not None, bias_grad is not None,
             counting_type(X.numel()), tl.float64 if dtype == torch.float64 else tl.float32,
-            num_warps=WARPS,
+            num_warps=warps,
         )  # fmt: skip
     if results:
         add_up_columns(sums, programs, results)
