@@ -10,8 +10,9 @@ import onnx
 import onnx_ir as ir
 import pytest
 from onnx import numpy_helper
+from safetensors.numpy import save_file
 
-from onnxgrad.graph.files import save
+from onnxgrad.graph.files import replaced, replaced_together, save
 
 
 def model():
@@ -54,3 +55,19 @@ def test_what_a_killed_process_left_is_removed(apart, tmp_path):
     living.touch()
     written = save(model(), path, None if apart else path)
     assert {*tmp_path.iterdir()} == {*written, living}
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["alone", "together"])
+def test_who_may_read_a_file(together, tmp_path):
+    def written(name):
+        with replaced_together(tmp_path / "other") if together else replaced(tmp_path / name) as draft:
+            save_file({"w": np.ones(3)}, draft / name if together else draft)  # which is for its owner alone
+        return (tmp_path / name).stat().st_mode & 0o777
+
+    umask = os.umask(0o027)
+    try:
+        assert written("new") == 0o640
+        (tmp_path / "new").chmod(0o604)
+        assert written("new") == 0o604
+    finally:
+        os.umask(umask)

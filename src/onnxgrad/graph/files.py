@@ -206,8 +206,10 @@ def replaced_together(path: Path) -> Iterator[Path]:
     folder = _draft(path)
     try:
         folder.mkdir()
+        usual = folder.stat().st_mode & 0o666
         yield folder
         for written in sorted(folder.iterdir(), key=lambda file: file.name == path.name):
+            _set_mode(written, path.with_name(written.name), usual)
             written.replace(path.with_name(written.name))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -222,12 +224,23 @@ def replaced(path: Path) -> Iterator[Path]:
     path = followed(path)
     draft = _draft(path)
     try:
+        draft.touch()
+        usual = draft.stat().st_mode
         yield draft
         with draft.open("rb") as file:
             os.fsync(file.fileno())
+        _set_mode(draft, path, usual)
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def _set_mode(draft: Path, path: Path, usual: int) -> None:
+    """Gives a file the mode it would have if it were written in place: safetensors writes for the owner alone."""
+    with contextlib.suppress(FileNotFoundError):
+        usual = path.stat().st_mode
+    if draft.is_file() and (draft.stat().st_mode ^ usual) & 0o777:
+        draft.chmod(usual & 0o777)
 
 
 def followed(path: Path) -> Path:
