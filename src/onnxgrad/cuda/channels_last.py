@@ -30,7 +30,7 @@ from onnxgrad.ops.families.windows import Axis, pool_axes, pool_settings
 
 TILE = 4096  # numbers, of rows and channels
 CHANNELS = 64  # of a tile, at most: 128 bytes of a half type lie beside each other
-WARPS = 8  # of a program that adds up
+WARPS = 4  # of a program that adds up
 ADDED = WARPS * 32 * 8  # numbers that it adds at once, 16 bytes of a half type for each thread,
 LOADS = 4  # and how many of each tensor a thread has asked for by then
 PROGRAMS = 528  # that add up, at most: four for each multiprocessor of an H200
