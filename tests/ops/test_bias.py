@@ -23,7 +23,7 @@ from tests.node_cases import NodeCase
 
 from onnxgrad.ops.bias import bias_grad
 
-SHAPES = [(5,), (3, 4), (2, 3, 70), (0, 3), (3, 0), (2, 0, 3), (4100, 65), (2, 2050, 3)]
+SHAPES = [(5,), (3, 4), (2, 3, 70), (0, 3), (3, 0), (2, 0, 3), (4100, 65), (2, 2050, 3), (20, 2070), (3, 8500)]
 
 
 def array(shape: tuple[int, ...], dtype: Any) -> np.ndarray:

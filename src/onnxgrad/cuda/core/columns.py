@@ -12,6 +12,8 @@ WARPS = 16
 TILE = WARPS * 32 * 8  # numbers: 16 bytes of a half type for each thread
 LOADS = 4  # of tiles, before the first of them is added up
 NARROW = 16  # columns of one program: 32 bytes of a half type, the least that memory gives at once
+MIDDLE = 32  # of more columns than MOST_NARROW,
+MOST_NARROW = 2048
 WIDE = 64  # and where there are programs enough
 PROGRAMS = 264  # two for each multiprocessor of an H200
 MOST_ROWS = 8192  # of one block: a second launch takes as long as reading them
@@ -44,7 +46,9 @@ def _shares(rows: int, columns: int) -> tuple[int, int]:
     """The columns of a program, and in how many blocks of rows they are added up."""
     across = ceil_div(columns, WIDE)
     blocks = 1 if rows <= MOST_ROWS else max(1, PROGRAMS // across)
-    return WIDE if blocks * across >= PROGRAMS // 2 else NARROW, blocks
+    if blocks * across >= PROGRAMS // 2:
+        return WIDE, blocks
+    return NARROW if columns <= MOST_NARROW else MIDDLE, blocks
 
 
 @triton.jit
