@@ -50,6 +50,7 @@ POOLS = {
     "three by three": ((2, 9, 11, 5), {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}),
     "many channels": ((2, 8, 7, 70), {"kernel_shape": [2, 2], "strides": [2, 2]}),
     "dilations": ((1, 9, 8, 3), {"kernel_shape": [2, 3], "dilations": [3, 2], "pads": [1, 0, 0, 1]}),
+    "a large window": ((1, 7, 9, 3), {"kernel_shape": [5, 4], "strides": [2, 2], "pads": [2, 2, 2, 1]}),
     "one window more": ((1, 6, 8, 3), {"kernel_shape": [3, 3], "strides": [2, 2], "ceil_mode": 1}),
 }
 IMAGES = [(3, 4, 5, 7), (2, 17, 19, 70), (1, 1, 2, 130), (0, 3, 4, 5)]

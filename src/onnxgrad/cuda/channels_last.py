@@ -34,6 +34,8 @@ WARPS = 4  # of a program that adds up
 ADDED = WARPS * 32 * 8  # numbers that it adds at once, 16 bytes of a half type for each thread,
 LOADS = 4  # and how many of each tensor a thread has asked for by then
 PROGRAMS = 528  # that add up, at most: four for each multiprocessor of an H200
+POOLED = 1024  # numbers of a tile in a program that looks for largest ones, or for windows that have them
+UNROLLED = tl.constexpr(16)  # elements of a window, or windows of an element, at most
 SUMS = 4096  # that a program which finishes sums reads at a time, of so many channels:
 FINISHED = 8
 PAIRS, TAPS = 128, 16  # of a kernel's numbers that are moved at once
@@ -308,10 +310,10 @@ def nhwc_batch_norm_grad(
         launch(_apply, grid.writing, *given, dX, *numbers, grid.coefficients, *grid.sizes, how, *grid.tile, *grid.kinds)
 
 
-def _tile(channels: int) -> tuple[int, int]:
+def _tile(channels: int, numbers: int = TILE) -> tuple[int, int]:
     """Its rows and its channels."""
     width = min(power_of_two(channels), CHANNELS)
-    return TILE // width, width
+    return numbers // width, width
 
 
 class _Grid:
@@ -538,7 +540,8 @@ def nhwc_max_pool(
     """No index can be bad."""
     if Y.numel():
         windows = _windows(X, Y, ceil_mode, dilations, kernel_shape, pads, strides)
-        launch(_largest, _programs(Y), X, Y, *windows, True, *_tile(X.shape[3]), *_kinds(X, Y))
+        how = *_tile(X.shape[3], POOLED), *_kinds(X, Y)
+        launch(_largest, _programs(Y, POOLED), X, Y, *windows, True, *how)
 
 
 def nhwc_max_pool_grad(
@@ -557,10 +560,10 @@ def nhwc_max_pool_grad(
         return
     windows = _windows(X, dY, ceil_mode, dilations, kernel_shape, pads, strides)
     where = torch.empty(dY.shape, dtype=torch.int16, device=dY.device)
-    how = *_tile(X.shape[3]), *_kinds(X, dY)
+    how = *_tile(X.shape[3], POOLED), *_kinds(X, dY)
     if dY.numel():
-        launch(_largest, _programs(dY), X, where, *windows, False, *how)
-    launch(_ask, _programs(dX), dY, where, dX, *windows, *how)
+        launch(_largest, _programs(dY, POOLED), X, where, *windows, False, *how)
+    launch(_ask, _programs(dX, POOLED), dY, where, dX, *windows, *how)
 
 
 def _windows(
@@ -572,8 +575,8 @@ def _windows(
     return [X.shape[0], X.shape[3], *X.shape[1:3], *Y.shape[1:3], *settings]
 
 
-def _programs(image: torch.Tensor) -> int:
-    height, width = _tile(image.shape[3])
+def _programs(image: torch.Tensor, numbers: int = TILE) -> int:
+    height, width = _tile(image.shape[3], numbers)
     return ceil_div(image.shape[3], width) * ceil_div(image.numel() // image.shape[3], height)
 
 
@@ -604,7 +607,8 @@ def _largest(
     n, oh, ow, channel, at, there = _place(images * OH * OW, channels, OH, OW, HEIGHT, WIDTH, KIND)
     best = tl.full([HEIGHT, WIDTH], float("-inf"), WORK)
     found = tl.full([HEIGHT, WIDTH], -1, tl.int32)
-    for k in range(KH * KW):
+    UNROLL: tl.constexpr = KH * KW if KH * KW <= UNROLLED else 1
+    for k in tl.range(KH * KW, loop_unroll_factor=UNROLL):
         h, w = oh * SH - BH + k // KW * DH, ow * SW - BW + k % KW * DW
         inside = there & ((h >= 0) & (h < H) & (w >= 0) & (w < W))[:, None]
         from_ = ((n * H + h) * W + w)[:, None] * channels + channel[None, :]
@@ -630,7 +634,8 @@ def _ask(
     DOWN: tl.constexpr = ((KH - 1) * DH) // SH + 1  # windows that may hold a row: the last one, and those before
     ACROSS: tl.constexpr = ((KW - 1) * DW) // SW + 1
     total = tl.zeros([HEIGHT, WIDTH], WORK)
-    for k in range(DOWN * ACROSS):
+    UNROLL: tl.constexpr = DOWN * ACROSS if DOWN * ACROSS <= UNROLLED else 1
+    for k in tl.range(DOWN * ACROSS, loop_unroll_factor=UNROLL):
         oh, ow = (h + BH) // SH - k // ACROSS, (w + BW) // SW - k % ACROSS
         high, wide = h + BH - oh * SH, w + BW - ow * SW  # from its beginning
         is_one = (high <= (KH - 1) * DH) & (wide <= (KW - 1) * DW) & (high % DH == 0) & (wide % DW == 0)
