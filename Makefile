@@ -2,7 +2,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: demo web dist site kernels test test-all interpreter oldest avx2 fuzz asan test-cuda lint bench docs golden cases clean
+.PHONY: demo web dist site kernels test test-all interpreter oldest avx2 fuzz asan test-cuda sanitize-cuda lint bench docs golden cases clean
 
 demo: .venv/demo
 	$(PY) examples/demo.py
@@ -62,6 +62,12 @@ test-cuda: src/onnxgrad/runtime/_bridge.so
 	$(RUN_ON_A_GPU) $(SEVERAL) $(ON_A_GPU) tests/torch $(CHOSEN)
 	$(RUN_ON_A_GPU) tests/runtime tests/passes/test_expand_training.py tests/train/test_trainer_cuda.py \
 		tests/ort_training/api/test_module_cuda.py $(CHOSEN)
+
+# Kernels on a GPU under NVIDIA's compute-sanitizer, TOOL=racecheck for races; ONLY as above. Every tensor has memory of
+# its own, so that reads and writes beside it are found, too.
+sanitize-cuda: src/onnxgrad/runtime/_bridge.so
+	PYTORCH_NO_CUDA_MEMORY_CACHING=1 ONNXGRAD_TEST_DEVICE=cuda PYTHONPATH=src:build/pytest compute-sanitizer \
+		--tool $(or $(TOOL),memcheck) --error-exitcode 1 $(PYTHON) -m pytest -W default --part daily tests/ops $(CHOSEN)
 
 build/pytest: tests/cuda/requirements.txt
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --upgrade --target $@ --no-deps --only-binary :all: --platform any -r $<

@@ -1,14 +1,16 @@
 """`python -m bench.cuda_training [model …]`: training steps of models of real size on a GPU, beside PyTorch.
 
 Random weights, the same on all sides, AdamW, one batch that is on the GPU. Each side has a process of its own; they
-take turns of 20 steps, of which only the last loss is read. torch.compile finds what it compiled in a cache, which
-other processes fill first, all at once; onnxgrad compiles anew. Needs transformers, torchvision and onnxruntime-gpu.
+take turns of 20 steps, of which only the last loss is read. Before, all are started once with nothing compiled, several
+at a time, which gives the seconds to the first loss. Needs transformers, torchvision and onnxruntime-gpu.
 """
 
 import argparse
+import concurrent.futures
 import csv
 import datetime
 import multiprocessing
+import os
 import statistics
 import sys
 import tempfile
@@ -165,15 +167,12 @@ def step_of(side: str, name: str, path: Path) -> Callable[[], Any]:
 
 
 def work(connection: Any, side: str, name: str, path: Path) -> None:
-    """A side's process: answers with the seconds to the first loss, and the first losses, then with times of turns."""
+    """A side's process: answers with the first losses, then with times of turns."""
     try:
-        start = time.perf_counter()
         import torch
 
         step = step_of(side, name, path)
-        first = float(step())
-        seconds = time.perf_counter() - start
-        connection.send((seconds, [first, *(float(step()) for _ in range(LOSSES - 1))]))
+        connection.send([float(step()) for _ in range(LOSSES)])
         while connection.recv():
             torch.cuda.synchronize()
             start = time.perf_counter()
@@ -186,9 +185,19 @@ def work(connection: Any, side: str, name: str, path: Path) -> None:
         connection.send(traceback.format_exc())
 
 
-def fill_cache(name: str, path: Path) -> None:
-    """Has torch.compile compile a model, and leave it to other processes."""
-    float(step_of(COMPILED, name, path)())
+def seconds_to_first_loss(side: str, name: str, path: Path) -> float:
+    """With import and compilation, in a process of its own; what was compiled stays in the caches."""
+    start = time.perf_counter()
+    float(step_of(side, name, path)())
+    return time.perf_counter() - start
+
+
+def several() -> concurrent.futures.ProcessPoolExecutor:
+    """As many processes as have two cores and 16 GB of the GPU each; none computes twice."""
+    import torch
+
+    many = max(1, min((os.cpu_count() or 1) // 2, int(torch.cuda.mem_get_info()[1] / 16e9)))
+    return concurrent.futures.ProcessPoolExecutor(many, multiprocessing.get_context("spawn"), max_tasks_per_child=1)
 
 
 def taken() -> float:
@@ -214,8 +223,8 @@ def measure(name: str, words: str, path: Path, sides: Sequence[str], console: Co
         mine.send(True)  # one turn to warm up
         mine.recv()
         running[side] = mine, process
-        rows[side] = {"seconds": answer[0], "losses": answer[1], "memory": taken() - before, "ms": []}
-        console.print(f"  {side}: first loss after {answer[0]:.1f} s, losses {answer[1][0]:.5f} … {answer[1][-1]:.5f}")
+        rows[side] = {"losses": answer, "memory": taken() - before, "ms": []}
+        console.print(f"  {side}: losses {answer[0]:.5f} … {answer[-1]:.5f}")
     for _ in range(TURNS):
         for side, (mine, _) in running.items():
             mine.send(True)
@@ -256,30 +265,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--side", action="append", choices=SIDES, help="only these (default: all)")
     parser.add_argument("--csv", type=Path, help=f"write the figures to this file, bench/{RESULTS.name} for the docs")
     options = parser.parse_args(arguments)
-    console, rows, exported = Console(width=None if sys.stdout.isatty() else 160), [], []
-    chosen = options.models or list(models())
-    with tempfile.TemporaryDirectory() as folder:
-        context = multiprocessing.get_context("spawn")
+    console, rows = Console(width=None if sys.stdout.isatty() else 160), []
+    chosen, sides = options.models or list(models()), options.side or SIDES
+    with tempfile.TemporaryDirectory() as folder, several() as pool:
+        for variable in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"):
+            os.environ[variable] = str(Path(folder, variable))
         paths = {name: Path(folder, f"{name}.onnx") for name in chosen}
-        exports = [context.Process(target=export, args=item) for item in paths.items()]
-        compiling = [context.Process(target=fill_cache, args=item) for item in paths.items()]
-        sides = options.side or SIDES
-        for process in compiling if COMPILED in sides else ():
-            process.start()
-        for process in exports:
-            process.start()
-        for process, name in zip(exports, chosen, strict=True):
-            process.join()
-            if process.exitcode:
-                console.print(f"[bold red]{name} could not be exported.[/]")
-                continue
-            exported.append(name)
-        for process in compiling if COMPILED in sides else ():
-            process.join()
-        for name in exported:
-            words = models()[name][0]
-            console.print(words)
-            rows += measure(name, words, paths[name], sides, console)
+        for exported in [pool.submit(export, *item) for item in paths.items()]:
+            exported.result()
+        console.print(f"{len(chosen) * len(sides)} first losses, with nothing compiled")
+        waiting = {(n, s): pool.submit(seconds_to_first_loss, s, n, paths[n]) for n in chosen for s in sides}
+        seconds = {}
+        for (name, side), future in waiting.items():
+            if future.exception() is None:
+                seconds[name, side] = future.result()
+            else:
+                console.print(f"{name}, {side}: not measured\n{future.exception()!r}", highlight=False, markup=False)
+        for name in chosen:
+            console.print(models()[name][0])
+            able = [side for side in sides if (name, side) in seconds]
+            found = measure(name, models()[name][0], paths[name], able, console)
+            rows += [{**row, "seconds": seconds[name, row["side"]]} for row in found]
     table = Table("model", "side", "ms, median", "best", "× first", "MB", "first loss, s", "losses")
     for row in rows:
         first = next(r for r in rows if r["model"] == row["model"])

@@ -46,10 +46,10 @@ def _tiling(head: int, itemsize: int, is_gradient: bool) -> Tiling:
         return Tiling(32, 32, 4, 2) if head <= 128 else Tiling(32, 16, 4, 1)
     if is_gradient:
         if head <= 64:
-            return Tiling(64, 64, 4, 2)
+            return Tiling(64, 32, 4, 3)
         return Tiling(64, 32, 4, 2) if head <= 128 else Tiling(64, 32, 8, 1)
     if head <= 64:
-        return Tiling(128, 64, 4, 3)
+        return Tiling(64, 64, 4, 2)
     return Tiling(128, 64, 8, 2) if head <= 128 else Tiling(64, 32, 4, 2)
 
 
