@@ -181,6 +181,19 @@ def test_working_memory_for_gpt_2():
     assert sum(recording.workspaces) < 80e6
 
 
+def test_classes_that_are_masked():
+    """Their logits are -inf, all of those that a program on a GPU takes at first."""
+    X, W, labels, bias, _, _ = arrays((3, 4), 2, 5000)
+    bias[:4500], labels[:] = -np.inf, labels % 500 + 4500
+    x, w, b = (torch.tensor(a, requires_grad=True) for a in (X, W, bias))
+    logits = torch.nn.functional.linear(x, w, b).view(-1, len(W))
+    loss = torch.nn.functional.cross_entropy(logits, torch.tensor(labels).view(-1))
+    loss.backward()
+    found = call(LOSS, X, W, labels, bias, transW=1)
+    for f, e in zip(found, (loss.detach(), x.grad, w.grad, b.grad), strict=True):
+        np.testing.assert_allclose(f, e.numpy(), rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("ignored", [-100, 1])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_as_in_torch(reduction, ignored):

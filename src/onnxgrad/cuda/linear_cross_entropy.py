@@ -129,17 +129,17 @@ def _rows(
     known = tl.where(counted, chosen, 0)
     logits += row * width
     step = tl.arange(0, LENGTH).to(KIND)
-    lowest = float("-inf")
-    highest_at = tl.full([LENGTH], lowest, WORK)
+    LOWEST: tl.constexpr = -1e308 if WORK == tl.float64 else -3e38  # a number: -inf has no difference to itself
+    highest_at = tl.full([LENGTH], LOWEST, WORK)
     total_at = tl.zeros([LENGTH], WORK)  # of exponentials of differences to the highest so far
     for start in range(0, classes, LENGTH):
         x = _logits(logits, bias, start + step, classes, width, BIASED, WORK)
-        higher = tl.maximum(highest_at, x)
-        origin = tl.where(higher == lowest, 0, higher)  # -inf has no difference to itself
-        total_at = total_at * _power(highest_at - origin, ROUGH) + _power(x - origin, ROUGH)
-        highest_at = higher
+        # Of x and the highest so far, one becomes the highest, and the other's exponential is the only one needed.
+        power = _power(-tl.abs(x - highest_at), ROUGH)
+        total_at = tl.where(x > highest_at, total_at * power + 1, total_at + power)
+        highest_at = tl.maximum(highest_at, x)
     highest = tl.max(highest_at, 0)
-    powers = tl.sum(total_at * _power(highest_at - tl.where(highest == lowest, 0, highest), ROUGH), 0)
+    powers = tl.sum(total_at * _power(highest_at - highest, ROUGH), 0)
     right = tl.load(logits + known, counted, other=0).to(WORK)
     if BIASED:
         right += tl.load(bias + known, counted, other=0).to(WORK)
@@ -169,10 +169,10 @@ def _rows(
 @triton.jit
 def _logits(logits, bias, place, classes, width, BIASED: tl.constexpr, WORK: tl.constexpr):
     """Those of a row, -inf from `classes` on; masked by its width, which is even enough for wide loads."""
-    x = tl.load(logits + place, place < width, other=0).to(WORK)
+    x = tl.where(place < classes, tl.load(logits + place, place < width, other=0).to(WORK), float("-inf"))
     if BIASED:
         x += tl.load(bias + place, place < classes, other=0).to(WORK)
-    return tl.where(place < classes, x, float("-inf"))
+    return x
 
 
 @triton.jit
