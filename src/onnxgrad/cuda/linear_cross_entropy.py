@@ -129,7 +129,7 @@ def _rows(
     known = tl.where(counted, chosen, 0)
     logits += row * width
     step = tl.arange(0, LENGTH).to(KIND)
-    LOWEST: tl.constexpr = -1e308 if WORK == tl.float64 else -3e38  # a number: -inf has no difference to itself
+    LOWEST: tl.constexpr = -1e308 if tl.float64 == WORK else -3e38  # a number: -inf has no difference to itself
     highest_at = tl.full([LENGTH], LOWEST, WORK)
     total_at = tl.zeros([LENGTH], WORK)  # of exponentials of differences to the highest so far
     for start in range(0, classes, LENGTH):
