@@ -68,7 +68,7 @@ def chunks_of(rows, width, itemsize=4):
 @pytest.mark.parametrize("trans", [0, 1])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize(
-    "shape", [((1,), 1, 1), ((5,), 3, 70), ((2, 3), 40, 4), ((3,), 2, 5000), ((70,), 9, 33)], ids=str
+    "shape", [((1,), 1, 1), ((5,), 3, 70), ((2, 3), 40, 4), ((3,), 2, 5000), ((70,), 9, 33), ((4,), 3, 128)], ids=str
 )
 def test_shapes_and_types(shape, dtype, trans):
     check(LOSS, *arrays(*shape, dtype=dtype, trans=trans), transW=trans)

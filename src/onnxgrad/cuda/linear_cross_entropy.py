@@ -81,7 +81,11 @@ def linear_cross_entropy(
             if to_x is not None:
                 torch.mm(chunk[:, : w.shape[0]], w, out=to_x[first : first + at_once])
             if to_w is not None:
-                _add_product(to_w, chunk[:, :classes].t(), some, is_first=first == 0)
+                # The last few classes by themselves: all 50257 of GPT-2 at once take 0.713 ms on an H200, in two 0.496.
+                whole = classes // ALIGNED * ALIGNED
+                for some_classes in (slice(0, whole), slice(whole, classes)):
+                    if some_classes.start < some_classes.stop:
+                        _add_product(to_w[some_classes], chunk[:, some_classes].t(), some, is_first=first == 0)
     if dW is not None and to_w is not None and to_w.data_ptr() != dW.data_ptr():
         dW.copy_(to_w if transW else to_w.t())
     if dB is not None and to_b is not None:
