@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -41,6 +42,13 @@ F64 = np.float64
 # Of X, of W, pads, strides, dilations and group.
 CONVOLUTIONS = {
     "three by three": ((2, 5, 7, 6), (9, 6, 3, 3), [1, 1, 1, 1], [1, 1], [1, 1], 1),
+    "three by three, back": ((2, 5, 7, 8), (16, 8, 3, 3), [1, 1, 1, 1], [1, 1], [1, 1], 1),
+    "no pads and two, back": ((1, 5, 4, 16), (8, 16, 3, 3), [0, 2, 0, 2], [1, 1], [1, 1], 1),
+    "many outputs, back": ((1, 3, 4, 8), (72, 8, 3, 3), [1, 1, 1, 1], [1, 1], [1, 1], 1),
+    "pads on one side": ((2, 5, 7, 8), (8, 8, 3, 3), [0, 1, 2, 1], [1, 1], [1, 1], 1),
+    "three pads": ((2, 5, 7, 8), (8, 8, 3, 3), [3, 3, 3, 3], [1, 1], [1, 1], 1),
+    "dilations": ((2, 5, 7, 8), (8, 8, 3, 3), [2, 2, 2, 2], [1, 1], [2, 2], 1),
+    "three by three with a stride": ((2, 5, 7, 8), (8, 8, 3, 3), [1, 1, 1, 1], [2, 2], [1, 1], 1),
     "pointwise": ((2, 5, 7, 6), (9, 6, 1, 1), [0, 0, 0, 0], [1, 1], [1, 1], 1),
     "pointwise with a stride": ((2, 5, 7, 6), (9, 6, 1, 1), [0, 0, 0, 0], [2, 2], [1, 1], 1),
     "pads on one side, groups": ((2, 6, 7, 6), (8, 3, 3, 2), [1, 0, 0, 2], [2, 1], [1, 2], 2),
@@ -102,6 +110,19 @@ def test_convolution_as_in_torch(case, dtype):
 def test_some_gradients_of_a_convolution(case, outputs):
     (dY, X, W, _), how = convolution(case)
     run(nhwc_conv_grad, dY, X, W, **how, outputs=outputs)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="speaks of CUDA alone")
+@pytest.mark.parametrize("dtype", [np.float32, BFLOAT16], ids=str)
+@pytest.mark.parametrize("case", CONVOLUTIONS)
+def test_gradients_that_are_convolutions_of_their_own(case, dtype):
+    """Of half types, where cuDNN is faster that way."""
+    from onnxgrad.cuda import channels_last
+
+    (dY, X, W, _), how = convolution(case, dtype)
+    with mock.patch.object(channels_last, "_flipped", wraps=channels_last._flipped) as flipped:
+        call(nhwc_conv_grad, dY, X, W, **how, outputs=["dX"])
+        assert flipped.called == (case.endswith("back") and dtype == BFLOAT16)
 
 
 def test_convolution_of_nothing():

@@ -4,6 +4,7 @@ Seen with its channels first, such an image is what torch calls channels_last, a
 Batch normalization adds up slices of rows, others finish the sums, always in the same order, and a last pass writes.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,6 +40,7 @@ UNROLLED = tl.constexpr(16)  # elements of a window, or windows of an element, a
 SUMS = 4096  # that a program which finishes sums reads at a time, of so many channels:
 FINISHED = 8
 PAIRS, TAPS = 128, 16  # of a kernel's numbers that are moved at once
+FLIPPED = 64  # rows and columns of a kernel, seen as a matrix, that are flipped at once
 UNMASKED, BY_RESULT, BY_INPUT = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # where Relu had passed numbers
 COEFFICIENTS = tl.constexpr(4)  # p, q, k and r: what is written is p·g + q·(x - k) + r
 
@@ -68,15 +70,7 @@ def nhwc_convolution(
         if group == 1:
             kernel = _with_channels_last(kernel)
         view, padding = padded(_first(image), axes)
-        how = padding, [a.stride for a in axes], [a.dilation for a in axes]
-        with deterministic_cudnn(torch.backends.cudnn.benchmark):
-            # torch knows better kernels than cuDNN's for some groups; and of float64 cuDNN has none for such images.
-            if INTERPRETED or group > 1 or X.dtype == torch.float64:
-                result = torch.ops.aten.convolution(view, kernel, None, how[1], how[0], how[2], False, [0, 0], group)
-                _first(Y).copy_(result)
-            else:
-                benchmark, tf32 = torch.backends.cudnn.benchmark, uses_tf32()
-                torch.ops.aten.cudnn_convolution.out(view, kernel, *how, group, benchmark, True, tf32, out=_first(Y))
+        _convolve(view, kernel, Y, padding, [a.stride for a in axes], [a.dilation for a in axes], group)
     if B is not None:
         Y.add_(B)
 
@@ -115,6 +109,9 @@ def nhwc_conv_grad(
     if dX is not None and _is_product_of_some(axes, group):
         small = torch.mm(gradient.view(-1, W.shape[0]), kernel.view(W.shape[:2]))
         _spread(small, dX, axes)
+        dX = None
+    if dX is not None and _is_convolution_back(axes, group, W, dX):
+        _convolve(_first(gradient), _flipped(kernel), dX, [a.kernel - 1 - a.before for a in axes], [1, 1], [1, 1], 1)
         dX = None
     if dX is None and dW is None:
         return
@@ -156,9 +153,59 @@ def _is_product(axes: Sequence[Axis], group: int) -> bool:
     return group == 1 and all(a.kernel == a.stride == 1 and a.before == a.after == 0 for a in axes)
 
 
+def _convolve(
+    image: torch.Tensor, kernel: torch.Tensor, Y: torch.Tensor, pads: list[int], strides: list[int],
+    dilations: list[int], group: int,
+) -> None:  # fmt: skip
+    """Of an image seen with its channels first, as `padded` gives it."""
+    with deterministic_cudnn(torch.backends.cudnn.benchmark):
+        # torch knows better kernels than cuDNN's for some groups; and of float64 cuDNN has none for such images.
+        if INTERPRETED or group > 1 or Y.dtype == torch.float64:
+            result = torch.ops.aten.convolution(image, kernel, None, strides, pads, dilations, False, [0, 0], group)
+            _first(Y).copy_(result)
+        else:
+            how = pads, strides, dilations, group, torch.backends.cudnn.benchmark, True, uses_tf32()
+            torch.ops.aten.cudnn_convolution.out(image, kernel, *how, out=_first(Y))
+
+
 def _is_product_of_some(axes: Sequence[Axis], group: int) -> bool:
     """Whether some pixels are multiplied with one matrix, and the others not seen."""
     return group == 1 and all(a.kernel == 1 and a.before == a.after == 0 for a in axes)
+
+
+def _is_convolution_back(axes: Sequence[Axis], group: int, W: torch.Tensor, dX: torch.Tensor) -> bool:
+    """Whether dX is to be a convolution of dY, whose kernels cuDNN has made faster than those for gradients.
+
+    On an H200, the four sizes of ResNet-50 take 41, 32, 28 and 28 µs instead of 53, 35, 33 and 34.
+    """
+    if group > 1 or dX.dtype.itemsize > 2 or W.shape[0] % 8 or W.shape[1] % 8:
+        return False
+    return all(a.kernel == 3 and a.stride == a.dilation == 1 and a.before == a.after <= 2 for a in axes)
+
+
+def _flipped(kernel: torch.Tensor) -> torch.Tensor:
+    """The kernel that takes dY to dX: flipped along both axes, its outputs made channels, which come last in memory."""
+    outputs, channels, *sizes = kernel.shape
+    result = torch.empty(
+        (channels, outputs, *sizes), dtype=kernel.dtype, device=kernel.device, memory_format=torch.channels_last
+    )
+    columns = channels * math.prod(sizes)
+    launch(
+        _flip, ceil_div(outputs, FLIPPED) * ceil_div(columns, FLIPPED), kernel, result, outputs, columns,
+        math.prod(sizes), FLIPPED, counting_type(kernel.numel()),
+    )  # fmt: skip
+    return result
+
+
+@triton.jit
+def _flip(given, result, outputs, columns, TAPS: tl.constexpr, SIZE: tl.constexpr, KIND: tl.constexpr):
+    number = tl.program_id(0).to(KIND)
+    across = tl.cdiv(columns, SIZE)
+    output = (number // across * SIZE + tl.arange(0, SIZE))[:, None]
+    column = (number % across * SIZE + tl.arange(0, SIZE))[None, :]
+    here = (output < outputs) & (column < columns)
+    row = column // TAPS * TAPS + (TAPS - 1 - column % TAPS)
+    tl.store(result + row * outputs + output, tl.load(given + output * columns + column, here), here)
 
 
 def _with_channels_last(kernel: torch.Tensor) -> torch.Tensor:
