@@ -10,7 +10,8 @@ import pytest
 import onnxgrad
 
 ROOT = Path(__file__).parents[1]
-EXAMPLES = re.findall(r"```python\n(.*?)```\s+```\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+README = (ROOT / "README.md").read_text()
+EXAMPLES = re.findall(r"```python\n(.*?)```\s+```\n(.*?)```", README, re.S)
 
 
 def run(*arguments, folder=ROOT):
@@ -45,8 +46,13 @@ def test_the_site_has_every_page_and_its_links_lead_somewhere(tmp_path):
 
 
 def test_the_readme_names_the_two_commands():
-    text = (ROOT / "README.md").read_text()
-    assert "make demo" in text and "make test" in text
+    assert "make demo" in README and "make test" in README
+
+
+def test_the_readme_says_where_the_files_of_its_first_example_come_from():
+    command = "python release/readme_files.py"
+    assert README.index(command) < README.index("train.npz")
+    assert (ROOT / command.split()[1]).exists()
 
 
 def test_the_glossary_is_sorted_and_names_files_that_exist():
