@@ -49,7 +49,7 @@ def kernels_of(module):
 
 
 # What only reads shapes runs on the host, wherever the arrays are, and so does what talks to other processes.
-WITHOUT_CUDA = {"all_reduce", "lstm", "rnn"}
+WITHOUT_CUDA = {"all_reduce"}
 WITHOUT_CPU = {"bias", "channels_last", "packed_attention"}  # what steps on GPUs alone have
 ON_THE_CPU = sorted({op.module for op in OPERATORS.values()} - WITHOUT_CPU)
 ON_A_GPU = sorted({op.module for op in OPERATORS.values() if not op.on_host_only} - WITHOUT_CUDA)

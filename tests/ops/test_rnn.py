@@ -130,7 +130,8 @@ def test_bad_calls():
         "SL[1] is -1, expected 0 to 3, the number of steps": {"SL": [1, -1, 3, 3]},
         "activations has 2 names, expected 1": {"activations": ["Tanh", "Tanh"]},
     }.items():
-        check_refused(rnn_grad, ValueError, text, **{**given, **change})
+        out = tuple(np.full_like(result, np.nan) for result in rnn_grad.definition(**given))
+        check_refused(rnn_grad, ValueError, text, out=out, **{**given, **change})
 
 
 expected = recurrence  # how far a right kernel may be from the definition

@@ -4,22 +4,28 @@ As cuDNN does, products of float32 use TF32 as long as torch.backends.cudnn.allo
 Half types are computed in float32.
 """
 
-import contextlib
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
-from onnxgrad.cuda.core.grid import Tiling, choose_tiling
+from onnxgrad.cuda.core.grid import choose_tiling
 from onnxgrad.cuda.core.gru_backward import backward_steps
 from onnxgrad.cuda.core.gru_forward import forward_steps
 from onnxgrad.cuda.core.indices import BadIndex
-from onnxgrad.cuda.core.launch import bits_of, launch, sums_dtype
-from onnxgrad.ops.families.activations import Chosen
+from onnxgrad.cuda.core.launch import bits_of, sums_dtype
+from onnxgrad.cuda.core.recurrent import (
+    check_lengths,
+    check_step,
+    counter,
+    launch_steps,
+    only_where,
+    parameters,
+    precision,
+    states_before,
+    tf32,
+)
 from onnxgrad.ops.families.recurrent import settings
 from onnxgrad.ops.gru import DEFAULTS
-
-MOST_IN_A_STEP = 2**31  # elements of the gates, counted in 32 bits
 
 
 def gru_training(
@@ -43,8 +49,8 @@ def gru_training(
 ) -> None:
     (S, N, _), (D, _, H) = X.shape, R.shape
     directions, clip = settings(DEFAULTS, direction, activations, activation_alpha, activation_beta, clip)
-    _check_lengths(SL, S, bad)
-    _check_step(N, H)
+    check_lengths(SL, S, bad)
+    check_step(3, N, H)
     work = sums_dtype(X.dtype)
     inputs = X.to(work).reshape(S * N, X.shape[2])
     for d, (backwards, (f, g)) in enumerate(directions):
@@ -55,13 +61,13 @@ def gru_training(
             weights = R[d].to(work).contiguous()
             tiling = choose_tiling(N, H, 3, X.device)
             scratch = states if linear_before_reset else torch.empty_like(states)
-            _launch_steps(
+            launch_steps(
                 forward_steps, tiling, _before(inputs, W[d], B, d, H, linear_before_reset, work), weights,
                 None if B is None else B[d, 5 * H :].to(work), SL, states, scratch,
-                _counter(X), HAll[:, d], ZRH[:, d],
-                S, N, H, D * N * H, *_parameters(f, g), bits_of(clip or 0.0),
+                counter(X), HAll[:, d], ZRH[:, d],
+                S, N, H, D * N * H, *parameters(f, g), bits_of(clip or 0.0),
                 f.name, g.name, bool(linear_before_reset), backwards,
-                clip is not None, SL is not None, B is not None, _precision(work),
+                clip is not None, SL is not None, B is not None, precision(work),
             )  # fmt: skip
         if HFinal is not None:
             HFinal[d] = states[S % 2]
@@ -94,22 +100,22 @@ def gru_grad(
 ) -> None:
     (S, N, _), (D, _, H) = X.shape, R.shape
     directions, clip = settings(DEFAULTS, direction, activations, activation_alpha, activation_beta, clip)
-    _check_lengths(SL, S, bad)
-    _check_step(N, H)
+    check_lengths(SL, S, bad)
+    check_step(3, N, H)
     work = sums_dtype(X.dtype)
     alive = None if SL is None else torch.arange(S, device=X.device)[:, None] < SL[None, :]
-    inputs = _only_where(alive, X.to(work)).reshape(S * N, X.shape[2])
+    inputs = only_where(alive, X.to(work)).reshape(S * N, X.shape[2])
     total = None
     for d, (backwards, (f, g)) in enumerate(directions):
         gradient = torch.zeros((N, H), dtype=work, device=X.device)
         if dHFinal is not None:
             gradient.copy_(dHFinal[d])
         deltas = torch.empty((S * N, 3 * H), dtype=work, device=X.device)
-        previous = _previous(HAll[:, d], Ht0, d, SL, alive, backwards, work).reshape(S * N, H)
+        previous = states_before(HAll[:, d], Ht0, d, SL, alive, backwards, work).reshape(S * N, H)
         weights = R[d].to(work)
         reset = torch.empty_like(previous)
         if S and N and H:
-            with _tf32():
+            with tf32():
                 if linear_before_reset:
                     torch.mm(previous, weights[2 * H :].T, out=reset)
                     if B is not None:
@@ -120,14 +126,14 @@ def gru_grad(
                     gate = ZRH[:, d, :, H : 2 * H].to(work).reshape(S * N, H)
                     within = _within(before, previous, weights, gate, reset, linear_before_reset, clip)
             tiling = choose_tiling(N, H, 3, X.device)
-            _launch_steps(
+            launch_steps(
                 backward_steps, tiling, ZRH[:, d], None if dHAll is None else dHAll[:, d], previous,
-                weights.T.contiguous(), within, SL, gradient, deltas, reset, _counter(X),
-                S, N, H, D * N * H, *_parameters(f, g),
+                weights.T.contiguous(), within, SL, gradient, deltas, reset, counter(X),
+                S, N, H, D * N * H, *parameters(f, g),
                 f.name, g.name, bool(linear_before_reset), backwards,
-                clip is not None, SL is not None, dHAll is not None, _precision(work),
+                clip is not None, SL is not None, dHAll is not None, precision(work),
             )  # fmt: skip
-        with _tf32():
+        with tf32():
             if dX is not None:
                 own = torch.mm(deltas, W[d].to(work))
                 total = own if total is None else total.add_(own)
@@ -148,47 +154,6 @@ def gru_grad(
         dX.copy_(total.reshape(dX.shape))
 
 
-def _parameters(f: Chosen, g: Chosen) -> tuple[int, ...]:
-    return tuple(bits_of(number) for number in (f.alpha, f.beta, g.alpha, g.beta))
-
-
-def _check_lengths(SL: torch.Tensor | None, steps: int, bad: BadIndex) -> None:
-    if SL is not None:
-        bad.about_lengths(SL, steps)
-
-
-def _check_step(batch: int, hidden: int) -> None:
-    if 3 * batch * hidden >= MOST_IN_A_STEP:
-        raise ValueError(f"the gates of one step have {3 * batch * hidden} elements, expected fewer than 2^31 on CUDA")
-
-
-def _counter(like: torch.Tensor) -> torch.Tensor:
-    """The counter by which the programs of one launch wait for each other."""
-    return torch.zeros(1, dtype=torch.int32, device=like.device)
-
-
-def _launch_steps(kernel: Any, tiling: Tiling, *args: Any) -> None:
-    launch(
-        kernel, tiling.programs, *args, tiling.rows, tiling.columns, tiling.depth, tiling.programs,
-        num_warps=tiling.warps, launch_cooperative_grid=tiling.programs > 1,
-    )  # fmt: skip
-
-
-def _precision(work: torch.dtype) -> str:
-    return "tf32" if work == torch.float32 and torch.backends.cudnn.allow_tf32 else "ieee"
-
-
-@contextlib.contextmanager
-def _tf32() -> Iterator[None]:
-    """cuBLAS under cuDNN's setting for recurrent operators, whatever other products use."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
-
-
 def _before(
     inputs: torch.Tensor,
     W: torch.Tensor,
@@ -199,7 +164,7 @@ def _before(
     work: torch.dtype,
 ) -> torch.Tensor:
     """X · Wᵀ and the biases: both of z and r; of h the one outside the reset gate, or both."""
-    with _tf32():
+    with tf32():
         if B is None:
             return torch.mm(inputs, W.to(work).T)
         bias = B[d].to(work)
@@ -207,38 +172,6 @@ def _before(
         end = 2 * hidden if linear_before_reset else 3 * hidden
         both[:end] += bias[3 * hidden : 3 * hidden + end]
         return torch.addmm(both, inputs, W.to(work).T)
-
-
-def _only_where(alive: torch.Tensor | None, values: torch.Tensor) -> torch.Tensor:
-    """Zeros past a row's length, where there may be NaN, whose product with 0 is NaN."""
-    return values if alive is None else torch.where(alive[:, :, None], values, 0)
-
-
-def _previous(
-    HAll: torch.Tensor,
-    Ht0: torch.Tensor | None,
-    d: int,
-    SL: torch.Tensor | None,
-    alive: torch.Tensor | None,
-    backwards: bool,
-    work: torch.dtype,
-) -> torch.Tensor:
-    """[S, N, H]: the state each row had before each step."""
-    steps = HAll.shape[0]
-    states = torch.empty(HAll.shape, dtype=work, device=HAll.device)
-    first = torch.zeros(HAll.shape[1:], dtype=work, device=HAll.device) if Ht0 is None else Ht0[d].to(work)
-    if steps == 0:
-        return states
-    if not backwards:
-        states[0] = first
-        states[1:] = HAll[:-1]
-    else:
-        states[-1] = first
-        states[:-1] = HAll[1:]
-        if SL is not None:
-            last = torch.arange(1, steps + 1, device=SL.device)[:, None] >= SL[None, :]
-            states = torch.where(last[:, :, None], first, states)
-    return _only_where(alive, states)
 
 
 def _within(

@@ -5,8 +5,8 @@ import triton.language as tl
 
 from onnxgrad.cuda.core.activations import derivative
 from onnxgrad.cuda.core.grid import tile_of, wait_for_all
-from onnxgrad.cuda.core.gru_forward import product, reaches
 from onnxgrad.cuda.core.launch import float_of
+from onnxgrad.cuda.core.recurrent import product, reaches
 
 
 @triton.jit

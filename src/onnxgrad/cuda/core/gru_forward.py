@@ -6,41 +6,7 @@ import triton.language as tl
 from onnxgrad.cuda.core.activations import activate
 from onnxgrad.cuda.core.grid import tile_of, wait_for_all
 from onnxgrad.cuda.core.launch import float_of, to_type
-
-
-@triton.jit
-def product(
-    a, a_row, b, b_row, row, column, rows, columns, depth,
-    total, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """total + Σ a[row, k] · b[column, k]."""
-    # Other programs have written a since this one last read it: only the second-level cache is sure to know.
-    for k in range(0, depth, DEPTH):
-        place = k + tl.arange(0, DEPTH)
-        left = tl.load(
-            a + row[:, None] * a_row + place[None, :],
-            (row < rows)[:, None] & (place < depth)[None, :],
-            other=0,
-            cache_modifier=".cg",
-        )
-        right = tl.load(
-            b + column[None, :] * b_row + place[:, None],
-            (column < columns)[None, :] & (place < depth)[:, None],
-            other=0,
-        )
-        total = tl.dot(left, right, total, input_precision=PRECISION, out_dtype=total.dtype)
-    return total
-
-
-@triton.jit
-def reaches(t, lengths, row, batch, HAS_LENGTHS: tl.constexpr):
-    """Whether each row's sequence has a step t."""
-    return t < tl.load(lengths + row, row < batch, other=0) if HAS_LENGTHS else row < batch
-
-
-@triton.jit
-def clamped(x, clip, CLIPS: tl.constexpr):
-    return tl.where(x != x, x, tl.minimum(tl.maximum(x, -clip), clip)) if CLIPS else x
+from onnxgrad.cuda.core.recurrent import clamped, product, reaches
 
 
 @triton.jit
