@@ -59,7 +59,7 @@ def gru_training(
             states[0] = Ht0[d]
         if S and N and H:
             weights = R[d].to(work).contiguous()
-            tiling = choose_tiling(N, H, 3, X.device)
+            tiling = choose_tiling(N, H, 3, work.itemsize, X.device)
             scratch = states if linear_before_reset else torch.empty_like(states)
             launch_steps(
                 forward_steps, tiling, _before(inputs, W[d], B, d, H, linear_before_reset, work), weights,
@@ -125,7 +125,7 @@ def gru_grad(
                     before = _before(inputs, W[d], B, d, H, linear_before_reset, work)
                     gate = ZRH[:, d, :, H : 2 * H].to(work).reshape(S * N, H)
                     within = _within(before, previous, weights, gate, reset, linear_before_reset, clip)
-            tiling = choose_tiling(N, H, 3, X.device)
+            tiling = choose_tiling(N, H, 3, work.itemsize, X.device)
             launch_steps(
                 backward_steps, tiling, ZRH[:, d], None if dHAll is None else dHAll[:, d], previous,
                 weights.T.contiguous(), within, SL, gradient, deltas, reset, counter(X),

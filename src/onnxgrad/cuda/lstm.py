@@ -64,7 +64,7 @@ def lstm_training(
         if Ct0 is not None:
             cells.copy_(Ct0[d])
         if S and N and H:
-            tiling = choose_tiling(N, H, 4, X.device)
+            tiling = choose_tiling(N, H, 4, work.itemsize, X.device)
             launch_steps(
                 forward_steps, tiling, inputs_of_gates(inputs, W, B, d, work), R[d].to(work).contiguous(),
                 None if P is None else P[d].to(work), SL, states, cells, counter(X), HAll[:, d], CAll[:, d], IOFC[:, d],
@@ -140,7 +140,7 @@ def lstm_grad(
                     before[:, H : 2 * H] += of_o * new_cell
                     before[:, 2 * H : 3 * H] += of_f * cell
                 within = (before.abs() <= clip).to(work)
-            tiling = choose_tiling(N, H, 4, X.device)
+            tiling = choose_tiling(N, H, 4, work.itemsize, X.device)
             launch_steps(
                 backward_steps, tiling, IOFC[:, d], CAll[:, d], None if dHAll is None else dHAll[:, d], cell,
                 weights.T.contiguous(), peepholes, within, SL, gradient, to_cells, deltas, counter(X),

@@ -72,7 +72,7 @@ def rnn_grad(
                 with tf32():
                     before.addmm_(state, weights.T)
                 within = (before.abs() <= clip).to(work)
-            tiling = choose_tiling(N, H, 1, X.device)
+            tiling = choose_tiling(N, H, 1, work.itemsize, X.device)
             launch_steps(
                 backward_steps, tiling, HAll[:, d], None if dHAll is None else dHAll[:, d], weights.T.contiguous(),
                 within, SL, gradient, deltas, counter(X),

@@ -8,6 +8,9 @@ import triton.language as tl
 
 from onnxgrad.cuda.core.launch import INTERPRETED, ceil_div
 
+ON_A_PROCESSOR = 227 * 1024  # bytes of shared memory
+STAGES = 3  # of loads, as Triton has it by default
+
 
 class Tiling(NamedTuple):
     """The tiles of a matrix of states, and how many programs compute them."""
@@ -19,11 +22,12 @@ class Tiling(NamedTuple):
     warps: int
 
 
-def choose_tiling(rows: int, columns: int, gates: int, device: torch.device) -> Tiling:
+def choose_tiling(rows: int, columns: int, gates: int, itemsize: int, device: torch.device) -> Tiling:
     """Tiles that read least from the second-level cache, as far as there are processors for them.
 
     A tile of n rows and m columns reads n rows of the states and `gates` · m rows of the weights at every step. One
-    program to a processor at most: they wait for each other, so all of them must be running.
+    program to a processor at most: they wait for each other, so all of them must be running. Both are loaded `depth`
+    columns at a time, as many as the processor's own memory holds in all stages.
     """
     processors = 1 if INTERPRETED else torch.cuda.get_device_properties(device).multi_processor_count
     best, least = None, 0
@@ -35,7 +39,10 @@ def choose_tiling(rows: int, columns: int, gates: int, device: torch.device) -> 
                 best, least = (n, m, tiles), cost
     assert best is not None
     n, m, tiles = best
-    return Tiling(n, m, 64, min(tiles, processors), 4)
+    depth = 64
+    while (n + gates * m) * depth * itemsize * STAGES > ON_A_PROCESSOR:
+        depth //= 2
+    return Tiling(n, m, depth, min(tiles, processors), 4)
 
 
 @triton.jit

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from onnxgrad.cuda.core.grid import Tiling
+from onnxgrad.cuda.core.grid import STAGES, Tiling
 from onnxgrad.cuda.core.indices import BadIndex
 from onnxgrad.cuda.core.launch import bits_of, launch
 from onnxgrad.ops.families.activations import Chosen
@@ -44,7 +44,7 @@ def counter(like: torch.Tensor) -> torch.Tensor:
 def launch_steps(kernel: Any, tiling: Tiling, *args: Any) -> None:
     launch(
         kernel, tiling.programs, *args, tiling.rows, tiling.columns, tiling.depth, tiling.programs,
-        num_warps=tiling.warps, launch_cooperative_grid=tiling.programs > 1,
+        num_warps=tiling.warps, num_stages=STAGES, launch_cooperative_grid=tiling.programs > 1,
     )  # fmt: skip
 
 
