@@ -173,6 +173,16 @@ def test_numbers_that_were_attributes_have_the_type_of_the_data(dtype):
     assert x_grad.tolist() == [0, 2, 0]
 
 
+def test_a_number_that_is_an_attribute_of_its_name():
+    model = onnx.parser.parse_model("""<ir_version: 5, opset_import: ["" : 10]>
+    g (float[1, 3] x, float[1, 3] w) => (float[1, 4] y) <float[1, 3] w = {1, 2, 3}> {
+        p = Mul (x, w)
+        y = Pad <pads = [0, 0, 0, 1], value = 0.5> (p)
+    }""")
+    trainer = Trainer(model, losses.MSE("y"), optim.SGD(lr=0.1))
+    assert trainer.step({"x": np.ones((1, 3), np.float32), "target": np.zeros((1, 4), np.float32)}) == (14 + 0.25) / 4
+
+
 def test_a_weight_that_is_all_of_a_branch():
     """As torch's exporter writes an empty bag of embeddings."""
     model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 21]>

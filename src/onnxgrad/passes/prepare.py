@@ -250,8 +250,10 @@ def lift_constants(draft: Draft) -> None:
     """
     graph = draft.graph
     for node in list(graph):
-        tensor = node.attributes["value"].as_tensor() if "value" in node.attributes else None
-        if node.op_type != "Constant" or tensor is None or tensor.size < 2:
+        if node.op_type != "Constant" or "value" not in node.attributes:  # Pad's value, before opset 11, is a number
+            continue
+        tensor = node.attributes["value"].as_tensor()
+        if tensor.size < 2:
             continue
         (result,) = node.outputs
         is_weight = tensor.dtype.is_floating_point() or any(is_dequantize(use.node) for use in result.uses())
