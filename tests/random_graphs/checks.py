@@ -1,6 +1,7 @@
 """What must hold for every graph: its gradient, its results, its training, its second order, and its file."""
 
 import math
+import re
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,7 +11,8 @@ import numpy as np
 import onnx
 import torch
 from onnx import helper, numpy_helper
-from tests.random_graphs.growth import FLOATS, Case, nodes_of, open_plain
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail
+from tests.random_graphs.growth import FLOATS, REFUSED, Case, nodes_of, open_plain
 from tests.random_graphs.oracle import as_torch, run_model
 
 import onnxgrad
@@ -20,6 +22,7 @@ import onnxgrad
 PRECISION = {np.dtype(np.float32): 1e-4, np.dtype(np.float64): 1e-9}
 AMPLIFIED = 40
 RATE = 0.01
+FOLDED_WRONGLY = re.compile("Missing Input: _inlfunc_|ShapeInferenceError")
 
 
 class WrongError(AssertionError):
@@ -86,6 +89,8 @@ def compare(what: str, got: Any, wanted: Any, narrow: Any = None) -> float:
         return 0.0
     if not np.isfinite(wanted).all():  # of the exponent, where the base is negative
         return 0.0
+    if narrow is not None and not np.isfinite(narrow).all():  # float32 does not hold what is on the way
+        return 0.0
     noise = 0.0 if narrow is None else float(np.abs(np.asarray(narrow, np.float64) - wanted).max())
     room = PRECISION[got.dtype] * max(float(np.abs(wanted).max()), 1e-3) + AMPLIFIED * noise
     error = float(np.abs(got.astype(np.float64) - wanted).max())
@@ -118,6 +123,17 @@ def _fed(case: Case) -> dict[str, Any]:
     return dict(case.feeds)
 
 
+def run(model: onnx.ModelProto, feeds: dict[str, Any], ours: bool = False) -> list[Any]:
+    """The results, without folding constants where onnxruntime 1.31 loses values of an If that it folds."""
+    try:
+        return list(open_plain(model, ours).run(None, feeds))
+    except Fail as error:
+        if ours or not model.functions or not FOLDED_WRONGLY.search(str(error)):
+            raise
+        REFUSED["gradients of which onnxruntime folds an If wrongly"] += 1
+        return list(open_plain(model, disabled_optimizers=["ConstantFolding"]).run(None, feeds))
+
+
 def differentiated(case: Case) -> onnx.ModelProto | None:
     """The model with its gradient; None if it depends on nothing."""
     try:
@@ -143,7 +159,7 @@ def check_gradient(case: Case) -> bool:
     for ours in (False, True):
         if ours and not made.functions:
             break
-        found = dict(zip(names, open_plain(made, ours).run(None, feeds), strict=True))
+        found = dict(zip(names, run(made, feeds, ours), strict=True))
         how = "with our kernels" if ours else "plain"
         for name, result in wide.results().items():
             compare(f"{how}: {name}", found[name], result, narrow.results()[name])
@@ -209,7 +225,12 @@ def check_training(case: Case) -> bool:
     statistics = [t.name for t in model.graph.initializer if t.name.startswith(("mean", "variance"))]
     oracle = Oracle(whole)
     trained = [
-        n for n, g in oracle.gradients().items() if n in oracle.weights and g is not None and n not in statistics
+        n
+        for n, g in oracle.gradients().items()
+        if n in oracle.weights
+        and g is not None
+        and n not in statistics
+        and np.isfinite(g).all()  # it is not for an exponent whose base is negative
     ]
     if not trained:
         return False
@@ -267,14 +288,20 @@ def check_hvp(case: Case) -> bool:
     if not depends:
         return False
     chosen = depends[:3]
-    made = onnxgrad.hvp(case.model, chosen, case.of)
+    try:
+        made = onnxgrad.hvp(case.model, chosen, case.of)
+    except ValueError as error:
+        if "the number of steps must be known, and not 0" not in str(error):
+            raise
+        REFUSED["second derivative of a recurrent operator, of unknown length"] += 1
+        return False
     onnx.checker.check_model(made, full_check=True)
     rng = np.random.default_rng(9)
     vectors = {n: rng.standard_normal(oracle.sources[n].shape) for n in chosen}
     kind = case.feeds[next(iter(case.feeds))].dtype
     feeds = {**_fed(case), **seed_feeds(case, made, oracle)}
     feeds |= {f"{n}_vector": v.astype(kind) for n, v in vectors.items()}
-    found = dict(zip([o.name for o in made.graph.output], open_plain(made).run(None, feeds), strict=True))
+    found = dict(zip([o.name for o in made.graph.output], run(made, feeds), strict=True))
     wanted, noisy = oracle.hvp(vectors), narrow.hvp(vectors)
     largest = max(float(np.abs(w).max()) for w in wanted.values())
     for name in chosen:  # they are of one Hessian, whose large entries round away small ones
@@ -300,9 +327,9 @@ def check_file(case: Case) -> bool:
         onnx.save(made, Path(folder) / "gradient.onnx")
         loaded = onnx.load(Path(folder) / "gradient.onnx")
         feeds = {**_fed(case), **seed_feeds(case, made, Oracle(case))}
-        first = open_plain(loaded).run(None, feeds)
+        first = run(loaded, feeds)
         onnx.load_external_data_for_model(again, folder)
-        for info, a, b in zip(made.graph.output, first, open_plain(again).run(None, feeds), strict=True):
+        for info, a, b in zip(made.graph.output, first, run(again, feeds), strict=True):
             if not np.array_equal(a, b, equal_nan=True):
                 raise WrongError(f"{info.name} from a file is {b}, expected {a}")
     return True

@@ -292,12 +292,14 @@ def model_of(graph: onnx.GraphProto, opset: int, functions: Sequence[Any] = ()) 
     return helper.make_model(graph, opset_imports=imports, ir_version=version, functions=list(functions))
 
 
-def open_plain(model: onnx.ModelProto, ours: bool = False) -> Any:
+def open_plain(model: onnx.ModelProto, ours: bool = False, **settings: Any) -> Any:
     """A session with one thread: graphs are small, and many."""
     options = onnxgrad.register() if ours else onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
-    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"], **settings
+    )
 
 
 def _info(name: str, dtype: Any, shape: Sequence[Any]) -> onnx.ValueInfoProto:

@@ -98,8 +98,11 @@ def lp_norm(g: Graph) -> None:
 
 @way(since=9, weight=0.7)
 def mean_variance(g: Graph) -> None:
-    name = image(g, 4)
-    g.add("MeanVarianceNormalization", [name], axes=g.one_of([[0, 2, 3], [1, 2, 3], [2, 3]]))
+    name, axes = image(g, 4), g.one_of([[0, 2, 3], [1, 2, 3], [2, 3]])
+    values = g.values[name]
+    if bool((values.var(axes, correction=0) < 1e-3 * (1 + values.square().mean(axes))).any()):
+        raise UnsuitableError  # onnxruntime's variance, without an epsilon, would be rounding errors, negative ones too
+    g.add("MeanVarianceNormalization", [name], axes=axes)
 
 
 @way(since=12, weight=1)
