@@ -87,7 +87,7 @@ def _other_rank(op: Any, d: Draw, inputs: list[Any], settings: dict[str, Any]) -
     if isinstance(inputs[k], np.ndarray):
         array = inputs[k]
         first = array[0] if array.ndim and len(array) else array
-        many = array.reshape((1,) * 40 + array.shape)
+        many = array.reshape((1,) * min(40, 64 - array.ndim) + array.shape)  # NumPy has no more than 64
         inputs[k] = d.one((array[None], array[..., None], array.reshape(-1), many, first))
         inputs[k] = np.asarray(inputs[k])
     return f"{op.inputs[k].name} has another rank"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import ml_dtypes
 import numpy as np
 from tests.checks import as_tuple, assert_as_expected, expect, on_threads, result_dtypes, same_bits
 from tests.fuzz import guarded
@@ -87,6 +88,8 @@ def _check_same(call: Call, results: tuple[Any, ...], d: Draw) -> None:
     if isinstance(again, Exception):
         raise FindingError(f"raised {again!r} when called again")
     for output, one, other in zip(call.op.outputs, results, again, strict=True):
+        if one is not None and one.nbytes > LARGE:  # more than a comparison has memory for
+            continue
         if (one is None) != (other is None) or (one is not None and not same_bits(one, other)):
             raise FindingError(f"{output.name} is another when called again")
 
@@ -98,6 +101,8 @@ def _check_definition(call: Call, outcome: tuple[Any, ...] | Exception) -> None:
     try:
         with np.errstate(all="ignore"):
             wanted = as_tuple(call.op.definition(*call.inputs, **call.settings))
+    except MemoryError:  # it needs more than kernels do
+        return
     except Exception as error:
         if not isinstance(outcome, Exception):
             raise FindingError(f"only the definition raised {type(error).__name__}: {error}") from error
@@ -119,7 +124,19 @@ def _check_numbers(call: Call, results: tuple[Any, ...]) -> None:
     # Activations without a limit may let what nudges the inputs grow past all numbers.
     bounds = tuple(None if b is None else np.where(np.isnan(b), np.inf, b) for b in bounds)
     dtypes = result_dtypes(call.op, tuple(call.inputs), call.settings)
+    expected = tuple(map(_within_reach, results, expected, bounds))
     try:
         assert_as_expected(call.op, results, expected, bounds, dtypes)
     except AssertionError as error:
         raise FindingError(str(error)) from None
+
+
+def _within_reach(result: Any, expected: Any, bound: Any) -> Any:
+    """What a call can be held to: anything where the bound is infinite, infinity where a half type ends before."""
+    if result is None or bound is None or np.shape(result) != np.shape(expected):
+        return expected
+    wide = np.asarray(result).astype(np.float64)
+    beyond = np.isinf(wide) & (np.sign(wide) == np.sign(expected)) & (
+        np.abs(expected) + bound > float(ml_dtypes.finfo(result.dtype).max)
+    )  # fmt: skip
+    return np.where(beyond | np.isinf(bound), wide, expected)

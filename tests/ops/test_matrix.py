@@ -271,7 +271,8 @@ def expected(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Expected
         kwargs = {**kwargs, "alpha": 1.0}
     wide = [in_float64(a) for a in args]
     expected = op.definition(*wide, **kwargs)
-    absolute = op.definition(*(None if a is None else np.where(np.isfinite(a), np.abs(a), 0) for a in wide), **kwargs)
+    sizes = (None if a is None else np.where(np.isfinite(a), np.abs(a), 0) for a in wide)
+    absolute = op.definition(*sizes, **{**kwargs, "alpha": abs(kwargs.get("alpha", 1.0))})
     depth = args[0].shape[kwargs["permA"][-1] if kwargs.get("permA") else -1]
     bound = bound_of_sum(precision, np.full_like(absolute, depth + 4), np.abs(absolute))
     if DEVICE != "cpu" and len(wide) > 2 and wide[2] is not None:  # cuBLAS may round twice

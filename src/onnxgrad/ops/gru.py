@@ -126,8 +126,9 @@ def _preactivations(
     f: Chosen,
     clip: float | None,
     linear_before_reset: int,
+    r: Array | None = None,
 ) -> Iterator[Array]:
-    """The inputs of the activations of z, r and h, in this order."""
+    """The inputs of the activations of z, r and h, in this order; r is computed unless it is given."""
     work = accumulator(x.dtype)
     Wz, Wr, Wh = np.split(W.astype(work), 3)
     Rz, Rr, Rh = np.split(R.astype(work), 3)
@@ -137,7 +138,7 @@ def _preactivations(
     yield x @ Wz.T + state @ Rz.T + Wbz + Rbz
     before_r = x @ Wr.T + state @ Rr.T + Wbr + Rbr
     yield before_r
-    r = f(clamp(before_r, clip))
+    r = f(clamp(before_r, clip)) if r is None else r
     if linear_before_reset:
         yield x @ Wh.T + r * (state @ Rh.T + Rbh) + Wbh
     else:
@@ -197,7 +198,7 @@ def gru_grad(
             through = np.where(alive, through, 0)
             within = [np.ones_like(z)] * 3
             if clip is not None:
-                inner = _preactivations(x.astype(X.dtype), W[d], R[d], B, d, state, f, clip, linear_before_reset)
+                inner = _preactivations(x.astype(X.dtype), W[d], R[d], B, d, state, f, clip, linear_before_reset, r)
                 within = [(np.abs(x) <= clip).astype(work) for x in inner]
             δz = through * (state - h) * f.derivative(z) * within[0]
             δh = through * (1 - z) * g.derivative(h) * within[2]
