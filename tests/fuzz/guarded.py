@@ -18,6 +18,10 @@ _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
+class NoRoomError(MemoryError):
+    """What a call is given, or gives, is more than there is room for."""
+
+
 class Region:
     """Pages for `size` bytes, at their end or at their start, and one page before and after; gone when it goes."""
 
@@ -26,7 +30,7 @@ class Region:
         whole = self.room + 2 * PAGE
         start = _libc.mmap(None, whole, NOTHING, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
         if start == ctypes.c_void_p(-1).value:
-            raise MemoryError(f"the system gave no {whole} bytes")
+            raise NoRoomError(f"the system gave no {whole} bytes")
         self.pages = start + PAGE
         self.protect(READ | WRITE if size else NOTHING)  # of an array without elements nothing may be touched
         address = self.pages + (self.room - size if at_end else 0)
