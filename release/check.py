@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 from pathlib import Path
 
@@ -35,6 +36,11 @@ def main() -> int:
     if not wheel.name.endswith(f"-py3-none-{PLATFORM}.whl") or PLATFORM not in ran.stdout.replace("\n", " "):
         print(f"{wheel.name} is not for {PLATFORM} and any Python 3")
         return 1
+    (sources,) = folder.glob("*.tar.gz")
+    with tarfile.open(sources) as file:
+        if compiled := [name for name in file.getnames() if name.endswith((".zip", ".so"))]:
+            print(f"{sources.name} has {', '.join(compiled)}, expected sources alone")
+            return 1
     tried = [version for version in PYTHONS if works(version, wheel)]
     print(f"The README's first example runs in Python {', '.join(tried)}." if tried else "No Python was found.")
     return 0 if tried else 1
