@@ -139,3 +139,23 @@ def test_more_than_the_process_may_have_is_refused_with_a_sentence():
         "except MemoryError as error:\n    print(error)\n"
     )
     assert output == "SliceGrad: the result of shape [2147483648] needs 8.0 GiB, more than there is\n"
+
+
+def test_pages_that_wait_make_room_for_others():
+    """Where `ulimit -v` says how many there may be."""
+    code = """
+import resource
+from pathlib import Path
+import numpy as np
+from onnxgrad.cpu.core import memory
+
+used = int(Path("/proc/self/statm").read_text().split()[0]) * 4096
+memory.WAITING_LIMIT = 1 << 30
+resource.setrlimit(resource.RLIMIT_AS, (used + 300 * 2**20,) * 2)
+for size in (150, 250):
+    array, _ = memory.allocate((size * 2**20,), np.dtype(np.uint8))
+    del array
+print("done")
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert found.stdout == "done\n", found.stderr

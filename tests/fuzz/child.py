@@ -19,6 +19,8 @@ from tests.fuzz.calls import draw_call, operators
 from tests.fuzz.direct import FindingError, try_call
 from tests.fuzz.guarded import NoRoomError
 
+from onnxgrad.cpu.core import memory
+
 SESSIONS = 0.15  # of the seeds are models in sessions, each of which runs several times
 REPORT = 100  # seeds after which the numbers of calls are told
 MEMORY = 6 << 30  # bytes of addresses beyond those in use; what needs more gets a MemoryError
@@ -75,6 +77,7 @@ def main(first: int, end: int, seconds: float, pattern: str, status: str) -> Non
 
 
 def _limit_memory() -> None:
+    memory.WAITING_LIMIT = 1 << 28  # pages that wait count, too, and onnxruntime hangs where its threads get no memory
     used = int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
 

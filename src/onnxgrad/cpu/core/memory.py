@@ -43,18 +43,26 @@ class _Pages:
 
     def take(self, size: int) -> tuple[mmap.mmap, bool]:
         """Pages for `size` bytes, and whether they are new, that is, zeros."""
-        for pages in reversed(list(self._waiting)):
-            if size <= len(pages) <= size + size // 8:
-                with contextlib.suppress(ValueError):  # another thread was quicker
-                    self._waiting.remove(pages)
-                    return pages, False
-        if not hasattr(mmap, "MAP_PRIVATE"):  # Windows
-            return mmap.mmap(-1, size), True
-        pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        pages = self._take_waiting(size)
+        if pages is not None:
+            return pages, False
+        try:
+            pages = _new_pages(size)
+        except OSError:  # `ulimit -v` counts those that wait, too
+            self._waiting.clear()
+            pages = _new_pages(size)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             with contextlib.suppress(OSError):  # a kernel without huge pages
                 pages.madvise(mmap.MADV_HUGEPAGE)
         return pages, True
+
+    def _take_waiting(self, size: int) -> mmap.mmap | None:
+        for pages in reversed(list(self._waiting)):
+            if size <= len(pages) <= size + size // 8:
+                with contextlib.suppress(ValueError):  # another thread was quicker
+                    self._waiting.remove(pages)
+                    return pages
+        return None
 
     def give_back(self, pages: mmap.mmap) -> None:
         if hasattr(mmap, "MADV_FREE"):
@@ -64,6 +72,12 @@ class _Pages:
         while sum(map(len, list(self._waiting))) > WAITING_LIMIT:
             with contextlib.suppress(IndexError):
                 self._waiting.pop(0)
+
+
+def _new_pages(size: int) -> mmap.mmap:
+    if not hasattr(mmap, "MAP_PRIVATE"):  # Windows
+        return mmap.mmap(-1, size)
+    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 _pages = _Pages()
