@@ -78,9 +78,12 @@ def _is_undone(transpose: ir.Node, order: _Order) -> bool:
 
 
 def _undo(transpose: ir.Node) -> Change:
-    source = transpose.inputs[0]
-    assert source is not None
-    return lambda: transpose.outputs[0].replace_all_uses_with(source)
+    def change() -> None:
+        source = transpose.inputs[0]  # by now: before the first change it may be what the first Transpose gives
+        assert source is not None
+        transpose.outputs[0].replace_all_uses_with(source)
+
+    return change
 
 
 def _with_rows(value: ir.Value, order: _Order) -> Change:
