@@ -257,8 +257,24 @@ def table(file: Path = RESULTS) -> str:
     return "\n".join([*lines, "", origin])
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def write(rows: Sequence[dict[str, Any]], file: Path) -> None:
+    """The file that `table` reads."""
     import torch
+
+    device, versions = torch.cuda.get_device_name(), f"torch {torch.__version__}"
+    with file.open("w", newline="") as opened:
+        writer = csv.writer(opened)
+        writer.writerow(["model", "side", "median_ms", "best_ms", "memory_mb", "first_loss_s", "loss_1", "loss_10",
+                         "device", "versions", "date"])  # fmt: skip
+        for row in rows:
+            writer.writerow([
+                row["model"], row["side"], round(statistics.median(row["ms"]), 3), round(min(row["ms"]), 3),
+                round(row["memory"]), round(row["seconds"], 1), row["losses"][0], row["losses"][-1], device,
+                versions, datetime.date.today().isoformat(),
+            ])  # fmt: skip
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
 
     parser = argparse.ArgumentParser(prog="python -m bench.cuda_training", description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="*", metavar="model", help=f"{', '.join(models())} (default: all)")
@@ -286,6 +302,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             able = [side for side in sides if (name, side) in seconds]
             found = measure(name, models()[name][0], paths[name], able, console)
             rows += [{**row, "seconds": seconds[name, row["side"]]} for row in found]
+            if options.csv is not None:
+                write(rows, options.csv)
     table = Table("model", "side", "ms, median", "best", "× first", "MB", "first loss, s", "losses")
     for row in rows:
         first = next(r for r in rows if r["model"] == row["model"])
@@ -296,18 +314,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             " ".join(f"{x:.4f}" for x in (row["losses"][0], row["losses"][4], row["losses"][-1])),
         )  # fmt: skip
     console.print(table)
-    if options.csv is not None and rows:
-        device, versions = torch.cuda.get_device_name(), f"torch {torch.__version__}"
-        with options.csv.open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(["model", "side", "median_ms", "best_ms", "memory_mb", "first_loss_s", "loss_1", "loss_10",
-                             "device", "versions", "date"])  # fmt: skip
-            for row in rows:
-                writer.writerow([
-                    row["model"], row["side"], round(statistics.median(row["ms"]), 3), round(min(row["ms"]), 3),
-                    round(row["memory"]), round(row["seconds"], 1), row["losses"][0], row["losses"][-1], device,
-                    versions, datetime.date.today().isoformat(),
-                ])  # fmt: skip
     return 0
 
 
