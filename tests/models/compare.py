@@ -125,7 +125,9 @@ def expect_same_step_for_gpus(
     names = [i.name for i in onnx.load(path, load_external_data=False).graph.input]
     arrays |= {**{n: x.numpy() for n, x in zip(names, batch, strict=True)}, "target": target.numpy()}
     model = onnxgrad.add_functions(onnx_ir.to_proto(step.model))
-    session = onnxruntime.InferenceSession(model.SerializeToString(), onnxgrad.register())
+    options = onnxgrad.register()
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options)
     wanted = [step.loss, *step.gradients.values()]
     loss, *gradients = session.run(wanted, {i.name: arrays[i.name] for i in session.get_inputs()})
     initial = {name: arrays[name] for name in step.gradients}

@@ -23,7 +23,7 @@ def warmup() -> None:
     wanted = read_list()
     columns = (progress.TextColumn("{task.description}"), progress.BarColumn(24), progress.MofNCompleteColumn())
     console = Console(stderr=True, highlight=False)
-    console.print(f"compiling {len(wanted)} kernels for this machine, once")
+    console.print(f"{len(wanted)} kernels, of which those that are not there for this machine yet are compiled")
     with progress.Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=len(wanted))
 
