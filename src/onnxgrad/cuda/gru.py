@@ -14,6 +14,7 @@ from onnxgrad.cuda.core.gru_forward import forward_steps
 from onnxgrad.cuda.core.indices import BadIndex
 from onnxgrad.cuda.core.launch import bits_of, sums_dtype
 from onnxgrad.cuda.core.recurrent import (
+    add_direction,
     check_lengths,
     check_step,
     counter,
@@ -133,21 +134,14 @@ def gru_grad(
                 f.name, g.name, bool(linear_before_reset), backwards,
                 clip is not None, SL is not None, dHAll is not None, precision(work),
             )  # fmt: skip
-        with tf32():
-            if dX is not None:
-                own = torch.mm(deltas, W[d].to(work))
-                total = own if total is None else total.add_(own)
-            if dW is not None:
-                dW[d] = torch.mm(deltas.T, inputs)
-            if dR is not None:
+        total = add_direction(deltas, inputs, W, d, total, dX, dW, dB)
+        if dR is not None:
+            with tf32():
                 dR[d, : 2 * H] = torch.mm(deltas[:, : 2 * H].T, previous)
                 left, right = (reset, previous) if linear_before_reset else (deltas[:, 2 * H :], reset)
                 dR[d, 2 * H :] = torch.mm(left.T, right)
-        if dB is not None:
-            dB[d, : 3 * H] = deltas.sum(0)
-            dB[d, 3 * H :] = dB[d, : 3 * H]
-            if linear_before_reset:
-                dB[d, 5 * H :] = reset.sum(0)
+        if dB is not None and linear_before_reset:
+            dB[d, 5 * H :] = reset.sum(0)
         if dH0 is not None:
             dH0[d] = gradient
     if dX is not None and total is not None:

@@ -12,6 +12,7 @@ from onnxgrad.cuda.core.indices import BadIndex
 from onnxgrad.cuda.core.launch import bits_of, sums_dtype
 from onnxgrad.cuda.core.lstm_steps import backward_steps, forward_steps
 from onnxgrad.cuda.core.recurrent import (
+    add_direction,
     check_lengths,
     check_step,
     counter,
@@ -148,17 +149,10 @@ def lstm_grad(
                 f.name, g.name, h.name, bool(input_forget), backwards,
                 clip is not None, SL is not None, P is not None, dHAll is not None, precision(work),
             )  # fmt: skip
-        with tf32():
-            if dX is not None:
-                own = torch.mm(deltas, W[d].to(work))
-                total = own if total is None else total.add_(own)
-            if dW is not None:
-                dW[d] = torch.mm(deltas.T, inputs)
-            if dR is not None:
+        total = add_direction(deltas, inputs, W, d, total, dX, dW, dB)
+        if dR is not None:
+            with tf32():
                 dR[d] = torch.mm(deltas.T, state)
-        if dB is not None:
-            dB[d, : 4 * H] = deltas.sum(0)
-            dB[d, 4 * H :] = dB[d, : 4 * H]
         if dP is not None:
             for k, cells in enumerate((cell, new_cell, cell)):
                 dP[d, k * H : (k + 1) * H] = (deltas[:, k * H : (k + 1) * H] * cells).sum(0)

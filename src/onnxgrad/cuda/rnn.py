@@ -11,6 +11,7 @@ from onnxgrad.cuda.core.grid import choose_tiling
 from onnxgrad.cuda.core.indices import BadIndex
 from onnxgrad.cuda.core.launch import sums_dtype
 from onnxgrad.cuda.core.recurrent import (
+    add_direction,
     check_lengths,
     check_step,
     counter,
@@ -80,17 +81,10 @@ def rnn_grad(
                 f.name, backwards,
                 clip is not None, SL is not None, dHAll is not None, precision(work),
             )  # fmt: skip
-        with tf32():
-            if dX is not None:
-                own = torch.mm(deltas, W[d].to(work))
-                total = own if total is None else total.add_(own)
-            if dW is not None:
-                dW[d] = torch.mm(deltas.T, inputs)
-            if dR is not None:
+        total = add_direction(deltas, inputs, W, d, total, dX, dW, dB)
+        if dR is not None:
+            with tf32():
                 dR[d] = torch.mm(deltas.T, state)
-        if dB is not None:
-            dB[d, :H] = deltas.sum(0)
-            dB[d, H:] = dB[d, :H]
         if dH0 is not None:
             dH0[d] = gradient
     if dX is not None and total is not None:

@@ -73,6 +73,31 @@ def inputs_of_gates(
         return torch.addmm(B[d].to(work).unflatten(0, (2, -1)).sum(0), inputs, W[d].to(work).T)
 
 
+def add_direction(
+    deltas: torch.Tensor,
+    inputs: torch.Tensor,
+    W: torch.Tensor,
+    d: int,
+    total: torch.Tensor | None,
+    dX: torch.Tensor | None,
+    dW: torch.Tensor | None,
+    dB: torch.Tensor | None,
+) -> torch.Tensor | None:
+    """The total of dX, if that is wanted, with what the gates' gradients of a direction give; its dW and dB.
+
+    Both biases have the same gradient.
+    """
+    with tf32():
+        if dX is not None:
+            own = torch.mm(deltas, W[d].to(deltas.dtype))
+            total = own if total is None else total.add_(own)
+        if dW is not None:
+            dW[d] = torch.mm(deltas.T, inputs)
+    if dB is not None:
+        dB[d].unflatten(0, (2, -1))[:] = deltas.sum(0)
+    return total
+
+
 def only_where(alive: torch.Tensor | None, values: torch.Tensor) -> torch.Tensor:
     """Zeros past a row's length, where there may be NaN, whose product with 0 is NaN."""
     return values if alive is None else torch.where(alive[:, :, None], values, 0)
