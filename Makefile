@@ -57,9 +57,10 @@ RUN_ON_A_GPU = PYTHONPATH=src:build/pytest ONNXGRAD_TEST_DEVICE=cuda $(PYTHON) -
 CHOSEN = $(if $(ONLY),-k "$(ONLY)" || [ $$? -eq 5 ])
 SEVERAL = $(if $(shell PYTHONPATH=build/pytest $(PYTHON) -c "import xdist; print(1)"),--numprocesses auto --maxprocesses 16)
 
-# Sessions, if this onnxruntime has them for GPUs, run apart: they look at the memory of the whole GPU.
+# Sessions, if this onnxruntime has them for GPUs, run apart: they look at the memory of the whole GPU. The others' sides on
+# the CPU have a thread each: with as many as there are cores, processes wait for each other.
 test-cuda: src/onnxgrad/runtime/_bridge.so
-	$(RUN_ON_A_GPU) $(SEVERAL) $(ON_A_GPU) tests/torch $(CHOSEN)
+	OMP_NUM_THREADS=1 $(RUN_ON_A_GPU) $(SEVERAL) $(ON_A_GPU) tests/torch tests/models/test_cuda.py $(CHOSEN)
 	$(RUN_ON_A_GPU) tests/runtime tests/passes/test_expand_training.py tests/train/test_trainer_cuda.py \
 		tests/ort_training/api/test_module_cuda.py $(CHOSEN)
 

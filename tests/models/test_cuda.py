@@ -1,10 +1,16 @@
 """Architectures on a GPU: every node runs there, and they train as in PyTorch."""
 
+from importlib.util import find_spec
+
 import pytest
 from tests.checks import DEVICE
-from tests.models.architectures import ARCHITECTURES
-from tests.models.compare import check
 from tests.runtime.sessions import needs_provider
+
+if missing := [name for name in ("onnxscript", "timm", "torchvision", "transformers") if find_spec(name) is None]:
+    pytest.skip(f"needs {', '.join(missing)}", allow_module_level=True)
+
+from tests.models.architectures import ARCHITECTURES  # noqa: E402
+from tests.models.compare import check  # noqa: E402
 
 if DEVICE == "cuda":
     import tests.gpu  # noqa: F401, it switches TF32 off
