@@ -9,8 +9,8 @@ from tests.runtime.sessions import needs_provider
 if missing := [name for name in ("onnxscript", "timm", "torchvision", "transformers") if find_spec(name) is None]:
     pytest.skip(f"needs {', '.join(missing)}", allow_module_level=True)
 
-from tests.models.architectures import ARCHITECTURES  # noqa: E402
-from tests.models.compare import check  # noqa: E402
+from tests.models.architectures import ARCHITECTURES
+from tests.models.compare import check
 
 if DEVICE == "cuda":
     import tests.gpu  # noqa: F401, it switches TF32 off
