@@ -109,13 +109,13 @@ def expected(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Expected
 
 def node_cases() -> Iterator[NodeCase]:
     """Small calls for every runtime to run."""
-    for mask, op in itertools.product(("", "padding"), (packed_attention, packed_attention_grad)):
+    for dtype, mask, op in itertools.product(TYPES, ("", "padding"), (packed_attention, packed_attention_grad)):
 
-        def make(mask=mask, op=op):
-            (QKV, dY), given = packed((2, 5, 4, 8), "SN3HD"), masks(2, 5, 4, 5)[mask]
+        def make(dtype=dtype, mask=mask, op=op):
+            (QKV, dY), given = packed((2, 5, 4, 8), "SN3HD", dtype), masks(2, 5, 4, 5)[mask]
             if op is packed_attention:
                 return QKV, given
             return dY, QKV, given, *packed_attention.definition(QKV, given, layout="SN3HD")
 
-        parameters = {"type": "float32", "mask": mask, "absent": "" if mask else without(["mask"])}
+        parameters = {"type": str(dtype), "mask": mask, "absent": "" if mask else without(["mask"])}
         yield NodeCase(op, parameters, make, {"layout": "SN3HD"})

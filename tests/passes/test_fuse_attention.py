@@ -300,7 +300,7 @@ def test_patterns_of_names_find_the_new_node():
         node.name = f"/layer/{node.output[0]}"
     prepared = prepare(load(model, "Trainer"), "Trainer")
     step = step_graph(prepared, losses.MSE("y"), on_cpu=False, recompute="/layer/a")
-    names = [n.name for n in step.model.graph if n.op_type == "FlashAttention"]
+    names = [n.name for n in step.model.graph if n.op_type == "PackedAttention"]
     assert names[0] == "/layer/a" and len(names) == 2
 
 

@@ -112,7 +112,10 @@ class Graph:
         """A constant: an initializer of the main graph or of this one, or a node."""
         array = np.asarray(array)
         name = self.name(prefix)
-        is_node = self.closed or (array.dtype.kind != "f" and self.chance(0.2))
+        may_be_node = array.dtype.kind == "f" or self.opset >= 9
+        if self.closed and not may_be_node:
+            raise UnsuitableError
+        is_node = self.closed or (array.dtype.kind != "f" and may_be_node and self.chance(0.2))
         if is_node:
             self.nodes.append(helper.make_node("Constant", [], [name], value=numpy_helper.from_array(array)))
         else:
@@ -292,14 +295,14 @@ def model_of(graph: onnx.GraphProto, opset: int, functions: Sequence[Any] = ()) 
     return helper.make_model(graph, opset_imports=imports, ir_version=version, functions=list(functions))
 
 
-def open_plain(model: onnx.ModelProto, ours: bool = False, **settings: Any) -> Any:
+def open_plain(model: onnx.ModelProto, ours: bool = False, is_optimized: bool = True) -> Any:
     """A session with one thread: graphs are small, and many."""
     options = onnxgrad.register() if ours else onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
-    return onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"], **settings
-    )
+    if not is_optimized:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
 def _info(name: str, dtype: Any, shape: Sequence[Any]) -> onnx.ValueInfoProto:

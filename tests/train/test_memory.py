@@ -46,4 +46,5 @@ def test_what_is_held(tmp_path):
     subprocess.run(command, capture_output=True, check=True)  # compiles kernels, which takes memory that is not ours
     held = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     weights = 4 * WIDTH**2
-    assert 4 * weights < held + (1 << 20) < 4.15 * weights  # the weight, its gradient, m and v
+    # The weight, its gradient, m and v; buffers of products take 5 MB, or less, as the processor wants them.
+    assert 4 * weights < held + (1 << 20) < 4.25 * weights
