@@ -125,7 +125,7 @@ def step_for_gpus(architecture: Architecture, path: Path, batch: list[torch.Tens
     """The first step of the graph that a GPU gets, with the functions of its operators, in onnxruntime on the CPU."""
     prepared = prepare(load(path, "test"), "test")
     arrays = {name: v.const_value.numpy() for name, v in prepared.graph.initializers.items() if v.const_value}
-    with mock.patch.object(graphs, "fuse_elementwise", lambda draft: None):  # into what has no function
+    with mock.patch.object(graphs, "fuse_elementwise", lambda *_: None):  # into what has no function
         step = graphs.step_graph(prepared, loss_of(architecture, path), on_cpu=False)
     give_each_a_mask(step.model.graph)
     names = [i.name for i in onnx.load(path, load_external_data=False).graph.input]

@@ -131,19 +131,24 @@ def test_mixed_precision(precision):
         assert np.allclose(found, expected, rtol=0.05, atol=0.05 * np.abs(expected).max())
     normalizations = [n for n in after.graph.node if n.op_type.startswith("LayerNormalization")]
     assert [list(map(bool, n.output)) for n in normalizations] == [[False, True, True]] * 2  # sums of columns
-    (gelu,) = [parse_all(n.attribute[0].s.decode())[0] for n in fused(after) if b"Gelu " in n.attribute[0].s]
+    written = [parse_all(n.attribute[0].s.decode())[0] for n in fused(after) if b"Gelu " in n.attribute[0].s]
     half = {"bf16": "bfloat16", "fp16": "float16"}[precision]
-    assert [gelu.dtypes[name] for name in gelu.results] == [half, half]
+    assert [[gelu.dtypes[name] for name in gelu.results] for gelu in written] == [
+        [half, half]
+    ] * 2  # and again, backward
 
 
 def draft_of(text):
-    return Draft(ir.from_proto(onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["" : 20]> {text}')), "test")
+    return Draft(
+        ir.from_proto(onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["" : 20, "com.microsoft" : 1]> {text}')),
+        "test",
+    )
 
 
 def programs(text):
     """What a graph of nodes with declared types becomes: the operations of each group; and all other nodes."""
     draft = draft_of(text)
-    fuse_elementwise(draft)
+    fuse_elementwise(draft, "loss")
     onnx.checker.check_model(ir.to_proto(draft.model))
     texts = [n.attributes["program"].as_string() for n in draft.graph if n.op_type == NAME]
     found = [program for text in texts for program in parse_all(text)]
@@ -244,6 +249,47 @@ def test_parts_of_an_activation_are_computed_again():
     assert others == {"MatMul": 1, "Constant": 1, "Shape": 1}
 
 
+FORWARD_AND_BACKWARD = """
+g (float[n, 9] x, float[9, 9] w, float[9, 9] v, int64[2] flat) => (float loss, float[9, 9] dw, float[9, 9] dv)
+<float[n, 9] p, float[n, 9] a, float[m, 9] r, float[n, 9] s, float[m, 9] y, float[m, 9] dy, float[n, 9] da,
+float[n, 9] dp> {
+    p = MatMul(x, w)
+    a = Gelu(p)
+    r = Reshape(a, flat)
+    s = LOSS_READS
+    y = MatMul(s, v)
+    loss = ReduceSum <keepdims = 0> (y)
+    dy = Expand(loss, flat)
+    da = MatMul(dy, v)
+    dp = com.microsoft.GeluGrad(da, p)
+    dw = Gemm <transA = 1> (x, dp)
+    dv = Gemm <transA = 1> (GRADIENT_READS, dy)
+}"""
+
+
+@pytest.mark.parametrize("gradient_reads", ["a", "r"])
+@pytest.mark.parametrize("loss_reads", ["Reshape(a, flat)", "Reshape(x, flat)"])
+def test_activations_are_given_again_to_gradients_of_weights(loss_reads, gradient_reads):
+    """By the group of their own gradient, to views of them, too: nothing is kept of them between the passes."""
+    draft = draft_of(FORWARD_AND_BACKWARD.replace("LOSS_READS", loss_reads).replace("GRADIENT_READS", gradient_reads))
+    before = ir.to_proto(draft.model)
+    fuse_elementwise(draft, "loss")
+    after = ir.to_proto(draft.model)
+    onnx.checker.check_model(after)
+    made_by = {name: node for node in after.graph.node for name in node.output}
+    activation = made_by[made_by["dv"].input[0]]
+    if gradient_reads == "r":
+        assert activation.op_type == "Reshape"
+        activation = made_by[activation.input[0]]
+    is_of_forward = loss_reads == "Reshape(a, flat)"  # else it is computed in the backward pass alone
+    assert (b"GeluGrad" in activation.attribute[0].s) and sum(n.op_type == NAME for n in after.graph.node) == 1
+    assert sum(n.op_type == "Gelu" for n in after.graph.node) == is_of_forward
+    random = np.random.default_rng(0)
+    feeds = {n: random.standard_normal((9, 9)).astype(np.float32) for n in ("x", "w", "v")} | {"flat": np.array([9, 9])}
+    for found, expected in zip(outputs(after, feeds), outputs(before, feeds), strict=True):
+        assert np.allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
 def test_tensors_are_moved_in_the_half_type():
     """What is cast after a Reshape or Transpose is cast before it, and the other way round."""
     draft = draft_of("""
@@ -258,7 +304,7 @@ def test_tensors_are_moved_in_the_half_type():
         f = Reshape(e, s)
         y = Add(f, x)
     }""")
-    fuse_elementwise(draft)
+    fuse_elementwise(draft, "loss")
     onnx.checker.check_model(ir.to_proto(draft.model))
     assert [n.op_type for n in draft.graph if n.op_type != "Shape"] == [NAME, "Reshape", "MatMul", "Reshape", NAME]
     assert all(v.dtype == ir.DataType.BFLOAT16 for n in draft.graph if n.op_type == "Reshape" for v in n.outputs)

@@ -75,7 +75,7 @@ LAYOUTS = {"split": "NS3HD", "unbind": "NS3HD", "chunk of heads": "NSH3D", "slic
 
 @pytest.fixture(autouse=True)
 def not_fused(monkeypatch):
-    monkeypatch.setattr(graphs, "fuse_elementwise", lambda draft: None)  # into what has no function
+    monkeypatch.setattr(graphs, "fuse_elementwise", lambda *_: None)  # into what has no function
 
 
 def steps(model):

@@ -55,7 +55,7 @@ def steps_of(model: Any, monkeypatch: pytest.MonkeyPatch, **how: Any) -> tuple[S
         return step_graph(prepare(load(model, "test"), "test"), losses.CrossEntropy("y"), on_cpu=False, **how)
 
     with monkeypatch.context() as patched:
-        patched.setattr(graphs, "fuse_elementwise", lambda draft: None)
+        patched.setattr(graphs, "fuse_elementwise", lambda *_: None)
         patched.setattr(graphs, "use_permuted_matmul", lambda draft, **_: None)
         changed = step()
         patched.setattr(graphs, "use_channels_last", lambda draft: 0)

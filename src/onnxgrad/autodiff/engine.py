@@ -11,7 +11,7 @@ from onnx import defs
 from onnxgrad.graph.broadcast import sum_to_shape
 from onnxgrad.graph.builder import Builder, schema_of
 from onnxgrad.graph.gradients import AtPosition, sum_gradients, zero_gradient
-from onnxgrad.graph.node import NodeView, captured, subgraphs, values_read
+from onnxgrad.graph.node import NodeView, captured, needed_for, subgraphs, values_read
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.rules.registry import RULES, Function, Rule, nondiff, todo
 from onnxgrad.schema import is_standard
@@ -128,16 +128,6 @@ def _bodies(node: ir.Node) -> list[tuple[ir.Graph, int, int, int]]:
     if node.op_type == "Loop":
         return [(body, 2, 1, len(node.inputs) - 2)]
     return [(body, 0, 0, len(node.inputs) - node.attributes["num_scan_inputs"].as_int())]
-
-
-def needed_for(nodes: Sequence[ir.Node], results: set[ir.Value]) -> set[ir.Node]:
-    """The nodes that the results are computed by."""
-    wanted, found = set(results), set()
-    for node in reversed(nodes):
-        if any(v in wanted for v in node.outputs):
-            found.add(node)
-            wanted.update(values_read(node))
-    return found
 
 
 def write_gradient(builder: Builder, seeds: dict[ir.Value, Tensor], wrt: Sequence[ir.Value]) -> dict[ir.Value, Tensor]:

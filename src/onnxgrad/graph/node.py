@@ -1,6 +1,6 @@
 """A node as its rule sees it: inputs, outputs and attributes by the names they have in the operator's schema."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -8,6 +8,9 @@ from onnx import defs, helper
 
 from onnxgrad.graph.builder import Builder
 from onnxgrad.graph.tensor import Tensor
+from onnxgrad.schema import is_standard
+
+RESHAPING = {"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"}  # which onnxruntime computes by copying nothing
 
 
 class NodeView:
@@ -99,12 +102,27 @@ def values_read(node: ir.Node) -> list[ir.Value]:
     return [*(v for v in node.inputs if v is not None), *captured(node)]
 
 
+def needed_for(nodes: Iterable[ir.Node], results: set[ir.Value]) -> set[ir.Node]:
+    """The nodes that the results are computed by."""
+    wanted, found = set(results), set()
+    for node in reversed(list(nodes)):
+        if any(v in wanted for v in node.outputs):
+            found.add(node)
+            wanted.update(values_read(node))
+    return found
+
+
 def subgraphs(node: ir.Node) -> list[ir.Graph]:
     """A node's own, without those in them."""
     if not node.attributes:  # as most
         return []
     graphs = [a.value for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH]
     return graphs + [g for a in node.attributes.values() if a.type == ir.AttributeType.GRAPHS for g in a.value]
+
+
+def reshapes(node: ir.Node | None) -> bool:
+    """Whether its result is its first input, in another shape at most."""
+    return node is not None and is_standard(node.domain) and node.op_type in RESHAPING
 
 
 def _plain(attribute: ir.Attr) -> Any:

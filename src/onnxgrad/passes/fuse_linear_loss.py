@@ -10,7 +10,7 @@ from typing import NamedTuple
 import onnx_ir as ir
 
 from onnxgrad.graph.builder import Builder
-from onnxgrad.graph.node import values_read
+from onnxgrad.graph.node import needed_for
 from onnxgrad.graph.replace import take_place
 from onnxgrad.graph.tensor import dims_of
 from onnxgrad.ops.softmax_cross_entropy_loss import NEVER_COUNTED
@@ -41,7 +41,7 @@ def fuse_linear_loss(
     """
     graph = draft.graph
     builder = Builder(graph)
-    needed = _needed_for(graph, results)
+    needed = needed_for(graph, {v for v in graph.outputs if v.name in results})
     losses = [n for n in graph if n in needed and n.op_type == "SoftmaxCrossEntropyLoss" and is_standard(n.domain)]
     count = 0
     for node in losses:
@@ -52,16 +52,6 @@ def fuse_linear_loss(
     if count:
         graph.opset_imports.setdefault(OWN, 1)
     return count
-
-
-def _needed_for(graph: ir.Graph, results: Collection[str]) -> set[ir.Node]:
-    """The nodes that some of the outputs are computed by."""
-    wanted, found = {v for v in graph.outputs if v.name in results}, set()
-    for node in reversed(graph):
-        if any(v in wanted for v in node.outputs):
-            found.add(node)
-            wanted.update(values_read(node))
-    return found
 
 
 class _Search:

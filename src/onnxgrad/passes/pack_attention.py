@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from onnxgrad.graph.builder import Builder, op
 from onnxgrad.graph.dimension import evaluated, names_in
+from onnxgrad.graph.node import reshapes
 from onnxgrad.graph.replace import take_place
 from onnxgrad.graph.tensor import Dim, dims_of
 from onnxgrad.ops.packed_attention import result_axes
@@ -20,7 +21,6 @@ from onnxgrad.passes.sink_transposes import is_transpose, permutation
 from onnxgrad.schema import OWN, is_standard
 from onnxgrad.tensor_types import Array
 
-RESHAPING = {"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"}
 TRIALS = (2, 3, 5, 7, 11, 13), (3, 5, 7, 11, 13, 17)  # sizes for dimensions that have names
 
 
@@ -75,7 +75,7 @@ def _is_view(builder: Builder, node: ir.Node) -> bool:
         return index is not None and dims_of(index) == () and builder.constant_of(index) is not None
     if node.op_type == "Slice":
         return all(v is None or builder.constant_of(v) is not None for v in node.inputs[1:])
-    return node.op_type in RESHAPING or node.op_type in ("Transpose", "Split")
+    return reshapes(node) or node.op_type in ("Transpose", "Split")
 
 
 class _Views:
@@ -110,7 +110,7 @@ class _Views:
     def _view(self, value: ir.Value | None) -> Array | None:
         dims = None if value is None else self._dims(value)
         # Of Reshapes one after the other the last alone counts: what is between them need not be a view.
-        while value is not None and value is not self._source and _reshapes(value.producer()):
+        while value is not None and value is not self._source and reshapes(value.producer()):
             value = _read_by(value.producer())
         if value is None or dims is None or self._whole is None:
             return None
@@ -145,10 +145,6 @@ class _Views:
 
 def _read_by(node: ir.Node | None) -> ir.Value | None:
     return None if node is None else node.inputs[0]
-
-
-def _reshapes(node: ir.Node | None) -> bool:
-    return node is not None and is_standard(node.domain) and node.op_type in RESHAPING
 
 
 def _replace(builder: Builder, attention: ir.Node, packing: _Packing) -> bool:

@@ -10,13 +10,11 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
-from onnxgrad.autodiff.engine import needed_for
 from onnxgrad.graph.builder import RANDOM
 from onnxgrad.graph.dead import drop_dead_nodes
-from onnxgrad.graph.node import subgraphs, values_read
+from onnxgrad.graph.node import RESHAPING, needed_for, reshapes, subgraphs, values_read
 
-VIEWS = {"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten"}  # which onnxruntime computes by copying nothing
-SIMPLE = {*VIEWS, "Cast", "Constant", "ConstantOfShape", "Expand", "Transpose"}
+SIMPLE = {*RESHAPING, "Cast", "Constant", "ConstantOfShape", "Expand", "Transpose"}
 USUAL = 32  # what an unknown dimension is taken to be
 UNKNOWN = 1 << 24  # bytes, where not even the number of dimensions is known
 
@@ -76,7 +74,7 @@ class _Keeping:
         again = self._price_again(node, {}) if self._may_be_computed_again(value) else math.inf
         price = _bytes(value)
         # Moving numbers takes time, so it has to save something; views cost nothing, nor does what only gradients use.
-        if again < price or (again == price and (node not in self._forward or node.op_type in VIEWS)):
+        if again < price or (again == price and (node not in self._forward or reshapes(node))):
             for v in values_read(node):
                 self._keep(v)
         else:
@@ -107,7 +105,7 @@ class _Keeping:
 
 def _bytes(value: ir.Value) -> float:
     node = value.producer()
-    if node is not None and node.op_type in VIEWS and node.inputs[0] is not None:
+    if node is not None and reshapes(node) and node.inputs[0] is not None:
         return _bytes(node.inputs[0])  # though it may be of unknown shape
     if not isinstance(value.type, ir.TensorType) or value.dtype in (None, ir.DataType.STRING):
         return math.inf  # no tensor that could be kept

@@ -158,7 +158,7 @@ def step_graph(
         *([use_depthwise_conv] if on_cpu else []),
         fuse_losses,
         *([functools.partial(_recompute_blocks, names=blocks)] if blocks else []),
-        *([expand_training, drop_dead, fuse_elementwise] if on_cpu is False else []),
+        *([expand_training, drop_dead, _fuse_elementwise] if on_cpu is False else []),
         *FOR_SESSIONS,
     ]
     step.run(passes)
@@ -379,6 +379,10 @@ def _use_channels_last(step: _Step) -> None:
 
 def _recompute_blocks(step: _Step, names: Sequence[str]) -> None:
     recompute_blocks(step, names, step.loss, step.gradients)
+
+
+def _fuse_elementwise(step: _Step) -> None:
+    fuse_elementwise(step, step.loss)
 
 
 def _weights_to_inputs(step: _Step) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from onnxgrad.graph.builder import Builder
+from onnxgrad.graph.node import needed_for
 from onnxgrad.graph.replace import take_place
 from onnxgrad.graph.tensor import dims_of
 from onnxgrad.ops.families.elementwise_program import NAME, ROW_MEAN
@@ -25,8 +26,8 @@ __all__ = ["fuse_elementwise"]
 MOST_PROGRAMS = 32  # of a node
 
 
-def fuse_elementwise(draft: Draft) -> int:
-    """Fuses all that can be fused; how many nodes were."""
+def fuse_elementwise(draft: Draft, loss: str) -> int:
+    """Fuses all that can be fused in the graph of a step, whose loss is an output; how many nodes were."""
     graph = draft.graph
     builder = Builder(graph)
     _split_gradients(graph)
@@ -35,6 +36,7 @@ def fuse_elementwise(draft: Draft) -> int:
     graph.sort()
     groups = Groups(builder)
     groups.compute_again()
+    groups.give_again(needed_for(graph, {v for v in graph.outputs if v.name == loss}))
     fused = 0
     for nodes in groups.found():
         _replace(graph, groups, nodes)

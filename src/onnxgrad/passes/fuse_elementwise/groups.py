@@ -1,13 +1,14 @@
 """Groups: which nodes of a graph are fused with which."""
 
+import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
 import onnx_ir as ir
 
 from onnxgrad.graph.builder import Builder
-from onnxgrad.graph.node import captured, values_read
+from onnxgrad.graph.node import captured, reshapes, values_read
 from onnxgrad.graph.tensor import dims_of
 from onnxgrad.passes.fuse_elementwise.fusible import (
     HALF_TYPES,
@@ -86,13 +87,65 @@ class Groups:
                     self._drop_dead(source)
         self.builder.graph.sort()
 
-    def _copy(self, nodes: Sequence[ir.Node], group: _Group) -> None:
-        """Puts copies of nodes into a group, which reads them instead."""
+    def give_again(self, forward: set[ir.Node]) -> None:
+        """Has groups of the backward pass give activations again, to those that read them there.
+
+        A group does, if it reads what the activation is computed from anyway, as the activation's own gradient does.
+        Else both would be kept, the activation for the gradient of the weights that it is multiplied by.
+        """
+        for source in [g for g in self._all if g.shape is not None]:
+            for value in self.results(source.nodes):
+                if value.producer() in forward and is_float(value) and dims_of(value) == source.shape:
+                    self._give_again(value, source, forward)
+        self.builder.graph.sort()
+
+    def _give_again(self, value: ir.Value, source: _Group, forward: set[ir.Node]) -> None:
+        uses = list(_uses_outside(value, forward))
+        if value in self.outer or not uses:
+            return
+        nodes, leaves = _computed_from([value], source.nodes)
+        known = [*leaves, *(n.outputs[0] for n in nodes)]
+        readers = {self._of[user]: None for v in known for user, _ in v.uses() if user in self._of}
+        for group in [g for g in readers if g.shape == source.shape and forward.isdisjoint(g.nodes)]:
+            read = {v for n in group.nodes for v in inputs_of(n)}
+            nodes, leaves = _computed_from([value], source.nodes, read)
+            by_row, may_be = (any(n.op_type in ROW_WISE for n in some) for some in (nodes, group.nodes))
+            if (by_row and not may_be) or _size([v for v in leaves if v not in read], group) > 0:
+                continue
+            if len(group.nodes) + len(nodes) > MOST_NODES or self._values(group.nodes + nodes) > MOST_VALUES:
+                continue
+            if all(self._may_follow(user, k, group) for _, user, k in uses):
+                again = self._copy(nodes, group)[value]
+                for views, user, k in uses:
+                    user.replace_input_with(k, functools.reduce(self._copy_view, views, again))
+                    self._put_after(group, self._of[user])
+                return
+
+    def _may_follow(self, user: ir.Node, k: int, group: _Group) -> bool:
+        """Whether a node, or if it is a view those that read it, lacks only its k-th input when a group has run."""
+        if user not in self._of or self._of[user] is group or self._of[user].members & group.before:
+            return False
+        if reshapes(user):
+            return all(self._may_follow(reader, j, group) for reader, j in user.outputs[0].uses())
+        others = [_viewed(v).producer() for j, v in enumerate(user.inputs) if v is not None and j != k]
+        return all(p is None or self._of[p].members & (group.before | group.members) for p in others)
+
+    def _copy_view(self, value: ir.Value, view: ir.Node) -> ir.Value:
+        """A view of another value."""
+        copy = ir.Node(view.domain, view.op_type, [value, *view.inputs[1:]], view.attributes.values(), num_outputs=1)
+        new, old = copy.outputs[0], view.outputs[0]
+        new.name = copy.name = self.builder.fresh_value_name(f"{old.name}_again")
+        new.type, new.shape = old.type, old.shape
+        self.builder.graph.append(copy)
+        return new
+
+    def _copy(self, nodes: Sequence[ir.Node], group: _Group) -> dict[Any, ir.Value]:
+        """Puts copies of nodes into a group, which reads them instead; their results, by those they are copies of."""
         copies: dict[Any, ir.Value] = {}
         for node in nodes:
             inputs = [copies.get(v, v) for v in node.inputs]
             copy = ir.Node(node.domain, node.op_type, inputs, list(node.attributes.values()), num_outputs=1)
-            (new,), (old,) = copy.outputs, node.outputs
+            new, old = copy.outputs[0], node.outputs[0]
             new.name = copy.name = self.builder.fresh_value_name(f"{old.name}_again")
             new.type, new.shape, copies[old] = old.type, old.shape, new
         for node in group.nodes:
@@ -105,6 +158,7 @@ class Groups:
             self.builder.graph.insert_before(group.nodes[0], made)
             self._of[made] = group
             group.nodes.append(made)
+        return copies
 
     def _drop_dead(self, group: _Group) -> None:
         """Removes nodes of a group that nothing reads any more."""
@@ -154,10 +208,19 @@ class Groups:
         for node in b.nodes:
             self._of[node] = a
         del self._all[b]
-        if a.before & ~old:  # which is news for those that come after
-            for group in self._all:
-                if group.before & a.members:
-                    group.before |= a.before
+        if a.before & ~old:
+            self._pass_on(a)
+
+    def _put_after(self, first: _Group, second: _Group) -> None:
+        """Notes that one group has to run before another."""
+        second.before |= first.before | first.members
+        self._pass_on(second)
+
+    def _pass_on(self, changed: _Group) -> None:
+        """Tells groups that come after one what has to run before it."""
+        for group in self._all:
+            if group.before & changed.members:
+                group.before |= changed.before
 
     def _values(self, nodes: Sequence[ir.Node]) -> int:
         """How many inputs and outputs a group of these has."""
@@ -174,14 +237,16 @@ class Groups:
         return [v for v in values if v in self.outer or any(user not in inside for user, _ in v.uses())]
 
 
-def _computed_from(values: Sequence[ir.Value], inside: Sequence[ir.Node]) -> tuple[list[ir.Node], list[ir.Value]]:
-    """The nodes of a group that values are computed by, in their order, and what these read from outside."""
+def _computed_from(
+    values: Sequence[ir.Value], inside: Sequence[ir.Node], known: Container[ir.Value] = ()
+) -> tuple[list[ir.Node], list[ir.Value]]:
+    """The nodes of a group that values are computed by, in their order, and what these read, if outside or known."""
     nodes: dict[ir.Node, None] = {}
     leaves: dict[ir.Value, None] = {}
 
     def visit(value: ir.Value) -> None:
         node = value.producer()
-        if node is None or node not in inside:
+        if node is None or node not in inside or value in known or value is not node.outputs[0]:
             leaves[value] = None
         elif node not in nodes:
             for other in inputs_of(node):
@@ -191,6 +256,23 @@ def _computed_from(values: Sequence[ir.Value], inside: Sequence[ir.Node]) -> tup
     for value in values:
         visit(value)
     return list(nodes), list(leaves)
+
+
+def _uses_outside(value: ir.Value, nodes: Container[ir.Node]) -> Iterator[tuple[list[ir.Node], ir.Node, int]]:
+    """Who but some nodes reads a value, as which input, and through which views that are among these nodes."""
+    for user, k in value.uses():
+        if user not in nodes:
+            yield [], user, k
+        elif reshapes(user) and k == 0:
+            for views, reader, j in _uses_outside(user.outputs[0], nodes):
+                yield [user, *views], reader, j
+
+
+def _viewed(value: ir.Value) -> ir.Value:
+    """What a value is a view of; itself, if of nothing."""
+    while (node := value.producer()) is not None and reshapes(node) and node.inputs[0] is not None:
+        value = node.inputs[0]
+    return value
 
 
 def _size(values: Sequence[ir.Value], group: _Group) -> float:
