@@ -14,7 +14,6 @@ from onnxgrad.cli import specs, train
 from onnxgrad.cli.coverage import (
     BACKENDS,
     MISSING,
-    NOT_THERE,
     NOTHING,
     SMOOTH,
     RuleRow,
@@ -125,8 +124,9 @@ def rules_page() -> str:
     for domain in sorted({r.domain for r in through}):
         parts += [f"## {domain or 'ONNX'}", rule_table([r for r in through if r.domain == domain])]
     ends = [f"{r.domain}.{r.operator}".lstrip(".") for r in known if r not in through]
-    parts += ["## Nothing to differentiate", NOTHING_HEAD, ", ".join(ends) + ".", "## Missing"]
-    parts += [f"- {domain}.{name}: {why}." for (domain, name), why in NOT_THERE.items()]
+    parts += ["## Nothing to differentiate", NOTHING_HEAD, ", ".join(ends) + "."]
+    missing = [f"{domain}.{name}".lstrip(".") for (domain, name), kind in standings().items() if kind == MISSING]
+    parts += ["## Missing", ", ".join(missing) + "." if missing else "None."]
     return "\n\n".join(parts) + "\n"
 
 

@@ -18,8 +18,8 @@ from onnx import TensorProto
 
 import onnxgrad
 from onnxgrad.autodiff.check import evaluator
-from onnxgrad.autodiff.engine import NoRuleError
 from onnxgrad.autodiff.float64 import in_float64
+from onnxgrad.rules.engine import NoRuleError
 
 TABLE = Path(__file__).parent.parent / "docs" / "standard-cases.md"
 FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)

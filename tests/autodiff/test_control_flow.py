@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.gradients import EXACT, check_model, parsed
 
 import onnxgrad
-from onnxgrad.autodiff.engine import NoRuleError
+from onnxgrad.rules.engine import NoRuleError
 from onnxgrad.train import losses, optim
 from onnxgrad.train.trainer import Trainer
 

@@ -7,7 +7,7 @@ from tests.gradients import evaluate, model_of_node
 from torch.nn import functional
 
 import onnxgrad
-from onnxgrad.autodiff.engine import NoRuleError
+from onnxgrad.rules.engine import NoRuleError
 
 RNG = np.random.default_rng(5)
 IMAGE = (2, 4, 3, 3)

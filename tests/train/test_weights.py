@@ -15,7 +15,7 @@ from tests.train.two_layers import batch, mlp, weights
 
 import onnxgrad
 from onnxgrad import cli, gradient
-from onnxgrad.autodiff.engine import NoRuleError
+from onnxgrad.rules.engine import NoRuleError
 from onnxgrad.train import losses, optim
 from onnxgrad.train.trainer import Trainer
 

@@ -1,1 +1,1 @@
-"""How a model is differentiated: the engine that applies the rules, and the check against central differences."""
+"""What is asked of a model: its gradient, products of its Hessian, and the check against central differences."""

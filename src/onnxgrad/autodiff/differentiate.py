@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import onnx_ir as ir
 
-from onnxgrad.autodiff.engine import NoRuleError, influences, write_gradient
 from onnxgrad.graph.builder import Builder
 from onnxgrad.graph.files import load
 from onnxgrad.graph.gradients import gradient_value, whole_gradient
@@ -18,6 +17,7 @@ from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.finish import FINISH
 from onnxgrad.passes.prepare import prepare
 from onnxgrad.passes.recompute_steps import recompute_steps
+from onnxgrad.rules.engine import NoRuleError, influences, write_gradient
 
 # What to do about an operator without a rule, where it is not gradient()'s argument.
 WAYS_OUT = {

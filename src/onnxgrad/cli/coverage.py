@@ -22,11 +22,6 @@ class RuleRow(NamedTuple):
 
 
 SMOOTH, NOTHING, MISSING = "smooth", "nothing to differentiate", "missing"
-# Operators that gradients could pass through and do not, and why.
-NOT_THERE = {
-    (PREVIEW_TRAINING, "Gradient"): "it stands for a gradient that a runtime writes, and none does; "
-    "`onnxgrad.gradient` writes it into the model",
-}
 # Operators that opset 18 does not have: models of older opsets are converted.
 CONVERTED = {"Scatter": "ScatterElements", "Upsample": "Resize"}
 
@@ -59,6 +54,7 @@ def written_with_others() -> dict[tuple[str, str], str]:
     found |= {("", name): f"Converted to {new}." for name, new in CONVERTED.items()}
     found[ML, "ZipMap"] = "Left out: the tensor that it makes maps of is the result."
     written = {MICROSOFT: expand_contrib.FUSED, ML: expand_ml.WRITERS, PREVIEW: ["FlexAttention"]}
+    found[PREVIEW_TRAINING, "Gradient"] = "The gradient that it stands for is written in its place."
     written[PREVIEW_TRAINING] = [name for name in expand_preview.WRITERS if name != "FlexAttention"]
     found |= {(domain, name): "Written with standard operators." for domain in written for name in written[domain]}
     return found

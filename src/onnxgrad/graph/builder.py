@@ -146,6 +146,37 @@ class Builder:
                 value.name = self._fresh(f"{self.scope}/{value.name}", self._names)
         return Builder(copy, self)
 
+    def copy_of_node(self, node: ir.Node, again: Mapping[ir.Value, ir.Value]) -> ir.Node:
+        """Writes a node once more, which reads other values in place of some, in its subgraphs too."""
+        attributes = [self._copy_of_attribute(a, again) for a in node.attributes.values()]
+        inputs = [None if v is None else again.get(v, v) for v in node.inputs]
+        copy = ir.Node(
+            node.domain, node.op_type, inputs, attributes, num_outputs=len(node.outputs), overload=node.overload
+        )
+        copy.name = self._fresh(f"{node.name}_again", self._node_names)
+        for old, value in zip(node.outputs, copy.outputs, strict=True):
+            value.name = self.fresh_value_name(f"{old.name}_again") if old.name else ""
+            value.type, value.shape = old.type, old.shape
+        self.graph.append(copy)
+        return copy
+
+    def _copy_of_attribute(self, attribute: ir.Attr, again: Mapping[ir.Value, ir.Value]) -> ir.Attr:
+        if attribute.type == ir.AttributeType.GRAPHS:
+            return ir.AttrGraphs(attribute.name, [self._reading(g, again) for g in attribute.as_graphs()])
+        if attribute.type == ir.AttributeType.GRAPH:
+            return ir.AttrGraph(attribute.name, self._reading(attribute.as_graph(), again))
+        return attribute
+
+    def _reading(self, graph: ir.Graph, again: Mapping[ir.Value, ir.Value]) -> ir.Graph:
+        copy = self.copy_of_subgraph(graph).graph
+        for node in copy.all_nodes():
+            for k, value in enumerate(node.inputs):
+                if value is not None and value in again:
+                    node.replace_input_with(k, again[value])
+        for inner in (copy, *copy.subgraphs()):
+            inner.outputs[:] = [again.get(v, v) for v in inner.outputs]
+        return copy
+
     def inline(self, graph: ir.Graph, arguments: Sequence[Tensor] = ()) -> list[Tensor]:
         """Writes the nodes of a subgraph, given what its inputs are; its outputs."""
         copy = self.copy_of_subgraph(graph).graph

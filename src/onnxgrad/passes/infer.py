@@ -11,7 +11,7 @@ from onnxgrad.graph.builder import SHAPED_BY
 from onnxgrad.graph.validity import one_line
 from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.weights_aside import weights_aside
-from onnxgrad.schema import is_standard
+from onnxgrad.schema import PREVIEW_TRAINING, is_standard
 
 SAME_AS_FIRST_INPUT = {"GroupNormalization", "MeanVarianceNormalization"}  # functions that onnx does not look into
 
@@ -82,9 +82,12 @@ def _take_type(value: ir.Value, info: onnx.ValueInfoProto) -> None:
 
 
 def infer_shapes(model: onnx.ModelProto, **options: Any) -> onnx.ModelProto:
-    """onnx.shape_inference.infer_shapes, and as many dimensions as a shape has entries where these are not known."""
+    """onnx.shape_inference.infer_shapes, and what it leaves out.
+
+    That is as many dimensions as a shape has entries, where these are not known, and what Gradient gives.
+    """
     inferred = _inferred(model, **options)
-    while _declare_ranks(inferred.graph):
+    while _declare_ranks(inferred.graph) or _declare_gradients(inferred.graph):
         inferred = _inferred(inferred, **options)
     return inferred
 
@@ -118,6 +121,21 @@ def _declare_ranks(graph: onnx.GraphProto) -> bool:
         for k in range(length):
             kind.shape.dim.add(dim_param=f"{name}_dim_{k}")
         types[name], changed = kind, True
+    return changed
+
+
+def _declare_gradients(graph: onnx.GraphProto) -> bool:
+    """Gives results of Gradient the types and shapes of its inputs; whether there were such results."""
+    nodes = [node for node in graph.node if node.op_type == "Gradient" and node.domain == PREVIEW_TRAINING]
+    if not nodes:
+        return False
+    types = {v.name: v.type for v in (*graph.input, *graph.output, *graph.value_info)}
+    changed = False
+    for node in nodes:
+        for name, source in zip(node.output, node.input, strict=False):
+            if name and name not in types and source in types:
+                graph.value_info.add(name=name).type.CopyFrom(types[source])
+                changed = True
     return changed
 
 

@@ -29,6 +29,7 @@ from onnxgrad.passes.restore_weights import restore_weights
 from onnxgrad.passes.stored_weights import is_dequantize
 from onnxgrad.passes.validate import validate
 from onnxgrad.passes.weights_aside import weights_aside
+from onnxgrad.passes.write_gradients import bind_names, write_gradients
 from onnxgrad.rules.registry import RULES
 from onnxgrad.schema import OF_ONNXRUNTIME, is_standard
 
@@ -298,6 +299,7 @@ OLD_GRAPH: list[Pass] = [
 PREPARE: list[Pass] = [
     adopt_strays,
     validate,
+    bind_names,
     lift_initializers,
     drop_own_functions,
     read_small_tensors,
@@ -320,6 +322,7 @@ PREPARE: list[Pass] = [
     resolve_sequences,
     branch_by_rank,
     infer_subgraphs,
+    write_gradients,
 ]
 
 

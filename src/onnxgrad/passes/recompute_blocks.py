@@ -167,7 +167,7 @@ class _Step:
             again = _delayed(builder, starts, gradient)
         for node in self.nodes:
             if node in inside and any(v in again for v in node.inputs):
-                again.update(zip(node.outputs, _copy(builder, node, again).outputs, strict=True))
+                again.update(zip(node.outputs, builder.copy_of_node(node, again).outputs, strict=True))
         for old in dropped & again.keys():
             for reader, k in list(old.uses()):
                 if reader in readers:
@@ -223,19 +223,6 @@ def _delayed(builder: Builder, starts: Sequence[ir.Value], gradient: ir.Value) -
     some = op.Slice(op.Reshape(builder.tensor(gradient), [-1]), [0], [1], [0])
     either = op.IsNaN(some)
     return {v: op.Where(either, builder.tensor(v), builder.tensor(v)).value for v in starts}
-
-
-def _copy(builder: Builder, node: ir.Node, again: Mapping[ir.Value, ir.Value]) -> ir.Node:
-    inputs = [None if v is None else again.get(v, v) for v in node.inputs]
-    new = ir.Node(
-        node.domain, node.op_type, inputs, list(node.attributes.values()), num_outputs=len(node.outputs),
-        name=f"{node.name}_again", overload=node.overload,
-    )  # fmt: skip
-    for old, value in zip(node.outputs, new.outputs, strict=True):
-        value.name = builder.fresh_value_name(f"{old.name}_again") if old.name else ""
-        value.type, value.shape = old.type, old.shape
-    builder.graph.append(new)
-    return new
 
 
 def _can_be_copied(node: ir.Node) -> bool:

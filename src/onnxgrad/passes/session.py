@@ -9,7 +9,9 @@ import onnx
 
 from onnxgrad.op import operator_of
 from onnxgrad.runtime.session import open_session
-from onnxgrad.schema import MICROSOFT, STRAYS, is_standard
+from onnxgrad.schema import MICROSOFT, PREVIEW_TRAINING, STRAYS, is_standard
+
+OF_PREVIEW = {"Adagrad", "Adam", "Gradient", "Momentum"}  # of ONNX's domain for training, which no runtime has
 
 
 def session(model: Any, options: Any = None, providers: Sequence[Any] | None = None) -> Any:
@@ -20,7 +22,8 @@ def session(model: Any, options: Any = None, providers: Sequence[Any] | None = N
     - `providers`: those of InferenceSession.
 
     Operators of onnxruntime-training without a kernel in onnxgrad are expanded into other operators. Where such an
-    operator would write into an input of the model, the session has an output `<input>.updated` instead.
+    operator would write into an input of the model, the session has an output `<input>.updated` instead. Gradient and
+    the other operators of ai.onnx.preview.training are expanded, too.
     """
     foreign = foreign_operators(model)
     return open_session(expanded(model, foreign) if foreign else model, options, providers)
@@ -49,7 +52,7 @@ def nodes_of(model: Any) -> Iterable[Any]:
 
 
 def _mentions_foreign(content: bytes) -> bool:
-    return any(word.encode() in content for word in (MICROSOFT, *STRAYS))
+    return any(word.encode() in content for word in (MICROSOFT, PREVIEW_TRAINING, *STRAYS))
 
 
 def _nodes(graph: Any) -> Iterator[onnx.NodeProto]:
@@ -64,7 +67,7 @@ def _nodes(graph: Any) -> Iterator[onnx.NodeProto]:
 def _is_foreign(domain: str, op_type: str) -> bool:
     if domain == MICROSOFT:  # BatchNormInternal is ours, but its statistics are to be shown (show_updates)
         return operator_of(domain, op_type) is None or op_type == "BatchNormInternal"
-    return is_standard(domain) and op_type in STRAYS
+    return domain == PREVIEW_TRAINING or (is_standard(domain) and op_type in STRAYS)
 
 
 def expanded(model: Any, foreign: set[str]) -> Any:
@@ -74,12 +77,14 @@ def expanded(model: Any, foreign: set[str]) -> Any:
 
     for name in sorted(foreign & NOT_THERE.keys()):
         raise ValueError(f"session: the model has the operator {name}, which onnxgrad has not: it {NOT_THERE[name]}")
-    if foreign.isdisjoint({*WRITERS, *IN_PLACE}):
+    if foreign.isdisjoint({*WRITERS, *IN_PLACE, *OF_PREVIEW}):
         return model
     from onnxgrad.graph.files import load
     from onnxgrad.passes.draft import Draft
-    from onnxgrad.passes.finish import drop_dead, import_domains
-    from onnxgrad.passes.prepare import OLD_GRAPH
+    from onnxgrad.passes.finish import FOR_SESSIONS, drop_dead, import_domains
+    from onnxgrad.passes.prepare import OLD_GRAPH, PREPARE
 
-    passes = [*OLD_GRAPH, show_updates, expand_training, drop_dead, import_domains]
-    return Draft(load(model, "session"), "session").run(passes).model
+    draft = Draft(load(model, "session"), "session")
+    if not foreign.isdisjoint(OF_PREVIEW):
+        draft.run([*PREPARE, *FOR_SESSIONS])
+    return draft.run([*OLD_GRAPH, show_updates, expand_training, drop_dead, import_domains]).model

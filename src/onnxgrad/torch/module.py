@@ -12,7 +12,6 @@ import onnx
 import onnx_ir as ir
 import torch
 
-from onnxgrad.autodiff.engine import influences
 from onnxgrad.graph.files import expect_weights, load, save
 from onnxgrad.graph.suggest import suggestion
 from onnxgrad.passes.draft import Draft, without_garbage_collection
@@ -21,6 +20,7 @@ from onnxgrad.passes.free_batch import fixed_batch
 from onnxgrad.passes.prepare import RESTORE, prepare_for_training
 from onnxgrad.passes.store_integers import store_integers
 from onnxgrad.passes.train_mode import to_inference_mode
+from onnxgrad.rules.engine import influences
 from onnxgrad.torch.graphs import Graphs, forget_numbers
 from onnxgrad.torch.session import DTYPES, KINDS
 from onnxgrad.torch.signature import Signature, common_device, dtype_name, dtype_of

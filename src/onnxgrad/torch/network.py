@@ -8,7 +8,6 @@ import onnx_ir as ir
 import torch
 
 from onnxgrad.autodiff.differentiate import Gradient, add_gradient
-from onnxgrad.autodiff.engine import depends_on, influences
 from onnxgrad.graph.torch_export import is_detach
 from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.finish import FINISH, FOR_SESSIONS, drop_dead
@@ -16,6 +15,7 @@ from onnxgrad.passes.prepare import prepare
 from onnxgrad.passes.save_batch_statistics import save_batch_statistics
 from onnxgrad.passes.use_depthwise_conv import use_depthwise_conv
 from onnxgrad.passes.use_permuted_matmul import use_permuted_matmul
+from onnxgrad.rules.engine import depends_on, influences
 from onnxgrad.torch.keep import cut, keep_outputs
 from onnxgrad.torch.session import TensorSession, place_of
 

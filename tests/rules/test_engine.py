@@ -11,8 +11,8 @@ from onnx import TensorProto, helper, numpy_helper, parser
 from tests.gradients import evaluate
 
 import onnxgrad
-from onnxgrad.autodiff.engine import NoRuleError
 from onnxgrad.rules import RULES, op
+from onnxgrad.rules.engine import NoRuleError
 
 HEADER = '<ir_version: 9, opset_import: ["" : 18]>\n'
 RNG = np.random.default_rng(0)
