@@ -23,6 +23,7 @@ from onnxgrad.cpu.core import memory
 
 SESSIONS = 0.15  # of the seeds are models in sessions, each of which runs several times
 REPORT = 100  # seeds after which the numbers of calls are told
+TOLD = os.fdopen(os.dup(1), "w")  # to the parent
 MEMORY = 6 << 30  # bytes of addresses beyond those in use; what needs more gets a MemoryError
 
 
@@ -54,6 +55,7 @@ def run_seed(seed: int, pattern: str, counts: Counter[str], before_run: Any = la
 def main(first: int, end: int, seconds: float, pattern: str, status: str) -> None:
     """Runs seeds until the last one or the time is over; a line of JSON for each finding and for the counts."""
     faulthandler.enable()
+    os.dup2(2, 1)  # what onnxruntime prints is none of ours
     warnings.simplefilter("ignore")
     _limit_memory()
     with Path(status).open("r+b") as file:
@@ -83,8 +85,8 @@ def _limit_memory() -> None:
 
 
 def _tell(what: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(what) + "\n")
-    sys.stdout.flush()
+    TOLD.write(json.dumps(what) + "\n")
+    TOLD.flush()
 
 
 if __name__ == "__main__":

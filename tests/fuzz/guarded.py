@@ -31,11 +31,11 @@ class Region:
         start = _libc.mmap(None, whole, NOTHING, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
         if start == ctypes.c_void_p(-1).value:
             raise NoRoomError(f"the system gave no {whole} bytes")
+        weakref.finalize(self, _libc.munmap, start, whole).atexit = False
         self.pages = start + PAGE
         self.protect(READ | WRITE if size else NOTHING)  # of an array without elements nothing may be touched
         address = self.pages + (self.room - size if at_end else 0)
         self.__array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 3}
-        weakref.finalize(self, _libc.munmap, start, whole).atexit = False
 
     def protect(self, rights: int) -> None:
         """Allows reading and writing, or less."""

@@ -119,7 +119,7 @@ def test_any_shape(data):
         check(LOSS, *arrays(rows, depth, classes, trans=trans, ignored=ignored), **how)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 @pytest.mark.parametrize("trans", [0, 1])
 def test_rounded_to_bfloat16(trans, dtype):
     given = arrays((20,), 33, 70, dtype=dtype, trans=trans)
@@ -261,8 +261,8 @@ def expected(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Expected
     wide = {name: given[name] for name in ("X", "W", "labels", "bias", "weights", "scale")}
     how = {name: given[name] for name in ("transW", "reduction", "ignore_index")}
     exact = op.definition(**wide, **how, outputs=given["outputs"])
-    # Logits, W and gradients may be rounded to the type of X, or to bfloat16.
-    narrow = PRECISION[BFLOAT16 if given["precision"] == "bfloat16" and of_x == np.float32 else of_x].stored
+    # Logits, W and gradients may be rounded to the type of X, and to bfloat16.
+    narrow = PRECISION[BFLOAT16 if given["precision"] == "bfloat16" and of_x != np.float64 else of_x].stored
     unit = max(PRECISION[d].unit for d in (of_x, *dtypes))  # weights and results may have another type than X
     few, smallest = VALUE_ROUNDINGS * unit, precision.smallest
     vanishing = 2**8 * float(np.finfo(precision.sums).tiny)  # exponentials below that are as good as 0

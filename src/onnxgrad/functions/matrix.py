@@ -32,7 +32,7 @@ def permuted_mat_mul(
 
 
 def in_precision(o: Body, x: Value, precision: str) -> Value:
-    """What is multiplied: with "bfloat16" rounded to that if it is float32."""
+    """What is multiplied: with "bfloat16" rounded to that, except float64."""
     if precision != "bfloat16":
         return x
     narrow = o.CastLike(o.Cast(x, to=TensorProto.BFLOAT16), x)

@@ -82,8 +82,8 @@ def permuted_mat_mul(
     split into three bfloat16 numbers (the scheme bf16x6), with results as good as those of float32 at up to twice its
     speed. Numbers below 2⁻¹⁰² lose digits on the way.
 
-    With the `precision` bfloat16, alpha · A and B are rounded to bfloat16 first if they are float32; sums, bias and
-    result stay float32. That is fast on processors with AVX512-BF16.
+    With the `precision` bfloat16, alpha · A and B are rounded to bfloat16 first, except float64; sums and bias are
+    added in float32. That is fast on processors with AVX512-BF16.
     """
     work = accumulator(A.dtype)
     a, b = _transposed(A.astype(work), permA) * work.type(alpha), _transposed(B.astype(work), permB)
