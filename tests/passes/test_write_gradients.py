@@ -166,6 +166,38 @@ def test_in_a_function():
     close(small("dx = local.slope(x)", functions=function).run(None, {"x": x}), [2 * x])
 
 
+SLOPE = 'slope = Gradient <xs = ["x"], y = "y"> (x)'
+
+
+def test_a_cut_keeps_what_a_gradient_names():
+    x = RNG.standard_normal((5, 2)).astype(np.float32)
+    part = onnxgrad.cut(made("float[N, 2] slope, float[N, 1] other", f"{SLOPE} other = Exp(y)"), "slope")
+    assert [list(node.input) for node in part.graph.node if node.op_type == "Gradient"] == [["x"]]
+    tx, _, _, y = of_torch(x)
+    close(onnxgrad.session(part).run(None, {"x": x}), gradients(y, [tx]))
+
+
+def test_a_gradient_behind_a_model_with_the_same_names():
+    """Its x is what the first model computes by now, and its y has another name."""
+    x = RNG.standard_normal((5, 2)).astype(np.float32)
+    first = parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 21]> f (float[N, 2] x) => (float[N, 2] y) { y = Tanh(x) }'
+    )
+    model = onnxgrad.join(first, made("float[N, 2] slope", SLOPE))
+    tx, _, _, y = of_torch(np.tanh(x))
+    close(onnxgrad.session(model).run(None, {"x": x}), gradients(y, [tx]))
+
+
+def test_a_new_head_beside_a_gradient():
+    x = RNG.standard_normal((5, 2)).astype(np.float32)
+    model = made("float[N, 1] z, float[N, 2] slope", f"{SLOPE} z = MatMul(h, v)")
+    changed = onnxgrad.replace_head(model, 4, output="z")
+    tx, _, _, y = of_torch(x)
+    scores, slope = onnxgrad.session(changed).run(None, {"x": x})
+    assert scores.shape == (5, 4)
+    close([slope], gradients(y, [tx]))
+
+
 @pytest.mark.parametrize(
     "node, sentence",
     [

@@ -53,6 +53,22 @@ def _bind(draft: Draft, node: ir.Node, known: Mapping[str, ir.Value]) -> None:
         node.replace_input_with(len(names) + k, known[name])
 
 
+def unbind_names(draft: Draft) -> None:
+    """Undoes bind_names() in a model that is handed back: what a Gradient reads is named, as it is called by now."""
+    for body in (draft.graph, *draft.model.functions.values()):
+        for node in [node for node in body if is_gradient(node)]:
+            given = len(node.inputs) // 2
+            *names, y = [str(v.name) for v in node.inputs[given:] if v is not None]
+            count = len(_names(node, "xs"))
+            for attribute, values in (("xs", names[:count]), ("zs", names[count:])):
+                if values:
+                    node.attributes[attribute] = ir.AttrStrings(attribute, values)
+            node.attributes["y"] = ir.AttrString("y", y)
+            for k in range(given, len(node.inputs)):
+                node.replace_input_with(k, None)
+            node.resize_inputs(given)
+
+
 def write_gradients(draft: Draft) -> None:
     """Writes the gradient that each Gradient stands for, in the order of the graph: one may be another's y."""
     _expect_none_inside(draft)
