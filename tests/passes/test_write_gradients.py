@@ -166,6 +166,12 @@ def test_in_a_function():
     close(small("dx = local.slope(x)", functions=function).run(None, {"x": x}), [2 * x])
 
 
+def test_checked_by_differences():
+    model = made("float[N, 2] slope", 'slope = Gradient <xs = ["x"], y = "y"> (x)')
+    found = onnxgrad.check_gradient(model, {"x": RNG.standard_normal((3, 2)).astype(np.float32)}, ["x", "w"])
+    assert found.worst < 1e-7
+
+
 SLOPE = 'slope = Gradient <xs = ["x"], y = "y"> (x)'
 
 
