@@ -172,6 +172,23 @@ def test_checked_by_differences():
     assert found.worst < 1e-7
 
 
+def test_a_weight_of_a_file_of_pytorch_keeps_the_name_that_a_gradient_names():
+    """The exporter on TorchScript numbers weights, and training calls them as the module does."""
+    model = made("float[2, 3] dw", 'dw = Gradient <xs = ["w"], y = "y"> (w)')
+    model.producer_name = "pytorch"
+    for node in model.graph.node:
+        node.name = f"/layer/{node.op_type}_{node.output[0]}"
+        node.input[:] = [{"w": "onnx::MatMul_7"}.get(name, name) for name in node.input]
+    model.graph.node[-1].attribute[0].strings[0] = b"onnx::MatMul_7"
+    (weight,) = (tensor for tensor in model.graph.initializer if tensor.name == "w")
+    weight.name = "onnx::MatMul_7"
+    x = RNG.standard_normal((5, 2)).astype(np.float32)
+    trainer = onnxgrad.Trainer(model, onnxgrad.losses.MSE("dw"), onnxgrad.optim.SGD(lr=0.1))
+    _, w, _, y = of_torch(x)
+    (wanted,) = gradients(y, [w])
+    assert float(trainer.step({"x": x, "target": wanted.astype(np.float32)})) < 1e-10
+
+
 SLOPE = 'slope = Gradient <xs = ["x"], y = "y"> (x)'
 
 
