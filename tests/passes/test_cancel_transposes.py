@@ -33,6 +33,11 @@ LEFT = {
     "not undone": f"""<{W}> {{
         u = Transpose<perm = [1, 0, 2]>(x) p = MatMul(u, w) s = Relu(p) q = Transpose<perm = [1, 0, 2]>(s) y = Relu(q)
     }}""",
+    "rows that are joined": """<int64[2] joined = {3, 20}, int64[3] back = {3, 5, 4}> {
+        shape = Constant<value = int64[2] {20, 20}>() e = ConstantOfShape(shape) w = EyeLike<k = 1>(e)
+        u = Transpose<perm = [1, 0, 2]>(x) r = Reshape(u, joined) p = MatMul(r, w)
+        v = Reshape(p, back) q = Transpose<perm = [1, 0, 2]>(v) y = Relu(q)
+    }""",
     "columns": "{ u = Transpose<perm = [0, 2, 1]>(x) q = Transpose<perm = [0, 2, 1]>(u) y = Relu(q) }",
     "used twice": """{
         u = Transpose<perm = [1, 0, 2]>(x) v = Transpose<perm = [1, 0, 2]>(u) s = ReduceSum(u) y = Add(v, s)

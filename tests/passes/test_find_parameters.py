@@ -179,6 +179,15 @@ def test_the_bins_of_a_distribution_are_not_parameters():
     assert found == {"w": "weight", "bins": ""}
 
 
+def test_a_matrix_of_counts_is_a_parameter():
+    """As somebody writes a first example."""
+    found = roles(
+        "(float[N, 4] x) => (float[N, 3] y) { h = MatMul(x, w)  y = Add(h, b) }",
+        w=np.arange(12, dtype=np.float32).reshape(4, 3), b=numbers(3),
+    )  # fmt: skip
+    assert found == {"w": "weight", "b": "bias"}
+
+
 def test_exponents_are_no_parameters():
     """As skl2onnx writes GaussianNB: of a negative difference, a power has no gradient by its exponent."""
     found = roles(

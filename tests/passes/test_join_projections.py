@@ -2,8 +2,10 @@
 
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
+from onnx import numpy_helper, parser
 from tests.passes.test_pack_attention import WIDTH, D, H, N, S, expect_same, not_fused, steps  # noqa: F401
 from tests.torch_export import export
 from torch import nn
@@ -72,3 +74,25 @@ def test_weights_are_cast_before_they_are_put_together(tmp_path):
     for node in step.model.graph:
         if node.op_type == "Concat" and node.outputs[0].dtype.is_floating_point():
             assert {v.dtype.name for v in node.inputs} == {"BFLOAT16"}
+
+
+GEMMS = """<ir_version: 10, opset_import: ["" : 21]> model (float[10, 8] x) => (float[2, 5, 8] y)
+<float c = {0.5}, int64[4] heads = {2, 5, 2, 4}, int64[3] whole = {2, 5, 8}> {
+    q0 = Gemm(x, wq, bq) k0 = Gemm(x, wk, bk) v0 = Gemm(x, wv, bv)
+    q1 = Reshape(q0, heads) k1 = Reshape(k0, heads) v1 = Reshape(v0, heads)
+    q = Transpose<perm = [0, 2, 1, 3]>(q1) k = Transpose<perm = [0, 2, 3, 1]>(k1) v = Transpose<perm = [0, 2, 1, 3]>(v1)
+    s = MatMul(q, k) t = Mul(s, c) p = Softmax<axis = -1>(t) a = MatMul(p, v)
+    o = Transpose<perm = [0, 2, 1, 3]>(a) y = Reshape(o, whole)
+}"""
+
+
+@pytest.mark.parametrize(
+    ("bias", "attention"), [((8,), "Packed"), ((1, 8), "Flash"), ((1,), "Flash"), ((10, 8), "Flash")]
+)
+def test_a_bias_that_gemm_broadcasts_stays_apart(bias, attention):
+    model, rng = parser.parse_model(GEMMS), np.random.default_rng(0)
+    for name in "qkv":
+        for array, weight in ((rng.standard_normal((8, 8)), f"w{name}"), (rng.standard_normal(bias), f"b{name}")):
+            model.graph.initializer.append(numpy_helper.from_array(array.astype(np.float32), weight))
+    step = step_graph(prepare(load(model, "test"), "test"), losses.MSE("y"), on_cpu=False)
+    assert kinds(step)[f"{attention}Attention"] == 1

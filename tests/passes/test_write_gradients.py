@@ -121,6 +121,106 @@ def test_training_of_a_derivative():
     np.testing.assert_allclose(losses, wanted, rtol=1e-5)
 
 
+def small(body, inputs="float[3] x", outputs="float[3] dx", functions=""):
+    text = f"g ({inputs}) => ({outputs}) {{ {body} }} {functions}".replace(
+        "Gradient", "ai.onnx.preview.training.Gradient"
+    )
+    return onnxgrad.session(parser.parse_model(HEADER.replace("]", ', "local" : 1]') + text))
+
+
+def test_behind_an_operator_that_is_rewritten():
+    """LSTM is replaced by one that keeps what its own gradient needs, where there is one."""
+    inputs = "float[2, 1, 3] x, float[1, 8, 3] w, float[1, 8, 2] r"
+    body = 'h = LSTM <hidden_size = 2> (x, w, r) y = Mul(h, h) dh = Gradient <xs = ["h"], y = "y"> (h)'
+    session = small(body, inputs, "float[2, 1, 1, 2] h, float[2, 1, 1, 2] dh")
+    shapes = {"x": (2, 1, 3), "w": (1, 8, 3), "r": (1, 8, 2)}
+    h, dh = session.run(None, {name: RNG.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()})
+    assert np.abs(h).min() > 0
+    np.testing.assert_allclose(dh, 2 * h, rtol=1e-6)
+
+
+@pytest.mark.parametrize("given", ["x, x", "x, t", "t, x", "t, t"])
+def test_values_that_depend_on_each_other(given):
+    """Partial derivatives, though one of the values is computed from another, or is the same."""
+    body = f'y = Mul(x, z) t = Mul(x, x) dx, dz = Gradient <xs = ["x", "z"], y = "y"> ({given})'
+    x = np.array([1, 2, 3], np.float32)
+    dx, dz = small(body, "float[3] x, float[3] z", "float[3] dx, float[3] dz").run(None, {"x": x, "z": 10 * x})
+    at_x, at_z = ({"x": x, "t": x * x}[name] for name in given.split(", "))
+    close([dx, dz], [at_z, at_x])
+
+
+def test_other_lengths_in_subgraphs():
+    branches = "then_branch = t () => (float[3] a) { a = Mul(p, p) }, else_branch = e () => (float[3] b) { b = Exp(p) }"
+    body = f'p = Mul(x, x) y = If(c) <{branches}> q = Concat <axis = 0> (p, x) g = Gradient <xs = ["p"], y = "y"> (q)'
+    x = np.array([1, 2, 3], np.float32)
+    session = small(body, "float[3] x, bool c", "float[6] g")
+    q = np.concatenate([x * x, x])
+    close(session.run(None, {"x": x, "c": np.array(True)}), [2 * q])
+    close(session.run(None, {"x": x, "c": np.array(False)}), [np.exp(q)])
+
+
+def test_in_a_function():
+    function = '<domain: "local", opset_import: ["" : 21, "ai.onnx.preview.training" : 1]> slope (a) => (da) '
+    function += '{ y = Mul(a, a) da = Gradient <xs = ["a"], y = "y"> (a) }'
+    x = np.array([1, 2, 3], np.float32)
+    close(small("dx = local.slope(x)", functions=function).run(None, {"x": x}), [2 * x])
+
+
+def test_checked_by_differences():
+    model = made("float[N, 2] slope", 'slope = Gradient <xs = ["x"], y = "y"> (x)')
+    found = onnxgrad.check_gradient(model, {"x": RNG.standard_normal((3, 2)).astype(np.float32)}, ["x", "w"])
+    assert found.worst < 1e-7
+
+
+def test_a_weight_of_a_file_of_pytorch_keeps_the_name_that_a_gradient_names():
+    """The exporter on TorchScript numbers weights, and training calls them as the module does."""
+    model = made("float[2, 3] dw", 'dw = Gradient <xs = ["w"], y = "y"> (w)')
+    model.producer_name = "pytorch"
+    for node in model.graph.node:
+        node.name = f"/layer/{node.op_type}_{node.output[0]}"
+        node.input[:] = [{"w": "onnx::MatMul_7"}.get(name, name) for name in node.input]
+    model.graph.node[-1].attribute[0].strings[0] = b"onnx::MatMul_7"
+    (weight,) = (tensor for tensor in model.graph.initializer if tensor.name == "w")
+    weight.name = "onnx::MatMul_7"
+    x = RNG.standard_normal((5, 2)).astype(np.float32)
+    trainer = onnxgrad.Trainer(model, onnxgrad.losses.MSE("dw"), onnxgrad.optim.SGD(lr=0.1))
+    _, w, _, y = of_torch(x)
+    (wanted,) = gradients(y, [w])
+    assert float(trainer.step({"x": x, "target": wanted.astype(np.float32)})) < 1e-10
+
+
+SLOPE = 'slope = Gradient <xs = ["x"], y = "y"> (x)'
+
+
+def test_a_cut_keeps_what_a_gradient_names():
+    x = RNG.standard_normal((5, 2)).astype(np.float32)
+    part = onnxgrad.cut(made("float[N, 2] slope, float[N, 1] other", f"{SLOPE} other = Exp(y)"), "slope")
+    assert [list(node.input) for node in part.graph.node if node.op_type == "Gradient"] == [["x"]]
+    tx, _, _, y = of_torch(x)
+    close(onnxgrad.session(part).run(None, {"x": x}), gradients(y, [tx]))
+
+
+def test_a_gradient_behind_a_model_with_the_same_names():
+    """Its x is what the first model computes by now, and its y has another name."""
+    x = RNG.standard_normal((5, 2)).astype(np.float32)
+    first = parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 21]> f (float[N, 2] x) => (float[N, 2] y) { y = Tanh(x) }'
+    )
+    model = onnxgrad.join(first, made("float[N, 2] slope", SLOPE))
+    tx, _, _, y = of_torch(np.tanh(x))
+    close(onnxgrad.session(model).run(None, {"x": x}), gradients(y, [tx]))
+
+
+def test_a_new_head_beside_a_gradient():
+    x = RNG.standard_normal((5, 2)).astype(np.float32)
+    model = made("float[N, 1] z, float[N, 2] slope", f"{SLOPE} z = MatMul(h, v)")
+    changed = onnxgrad.replace_head(model, 4, output="z")
+    tx, _, _, y = of_torch(x)
+    scores, slope = onnxgrad.session(changed).run(None, {"x": x})
+    assert scores.shape == (5, 4)
+    close([slope], gradients(y, [tx]))
+
+
 @pytest.mark.parametrize(
     "node, sentence",
     [
@@ -137,13 +237,18 @@ def test_training_of_a_derivative():
             ": xs and zs name 'x' and a value that depends on it, expected independent ones",
         ),
         (
+            "k = If(c) <then_branch = t () => (float[N, 2] p) { p = Tanh(x) }, else_branch = e () => (float[N, 2] q) "
+            '{ q = Exp(x) }> z = Add(x, k) g, gk = Gradient <xs = ["x", "k"], y = "z"> (x, k)',
+            ": xs and zs name 'x' and a value that depends on it, expected independent ones",
+        ),
+        (
             'd = Cast <to = 11> (x) g = Gradient <xs = ["x"], y = "y"> (d)',
             ": the input in place of 'x' holds DOUBLE, expected FLOAT",
         ),
     ],
 )
 def test_what_is_refused(node, sentence):
-    model = made("float[N, 1] y", node)
+    model = made("float[N, 1] y", f"c = Constant <value = bool {{1}}> () {node}")
     model.graph.node[-1].name = "g"
     with pytest.raises(ValueError) as caught:
         onnxgrad.gradient(model, "w", "y")

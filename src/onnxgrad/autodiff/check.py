@@ -25,6 +25,7 @@ from onnxgrad.passes.expand_contrib import is_fused
 from onnxgrad.passes.finish import FINISH
 from onnxgrad.passes.prepare import OLDEST_OPSET, TO_NEW_OPSET, lift_initializers, prepare
 from onnxgrad.passes.validate import validate
+from onnxgrad.passes.write_gradients import is_gradient
 from onnxgrad.rules.contrib_schemas import contrib_ops, fast_gelu, gelu
 from onnxgrad.runtime.interrupts import run
 from onnxgrad.schema import ML
@@ -292,14 +293,19 @@ def _whole_proto(model: Any) -> onnx.ModelProto:
     expect_weights(loaded, "check_gradient")
     loaded = ir.external_data.load_to_model(loaded)
     lift_initializers(Draft(loaded, "check_gradient"))
-    # ML's weights are attributes, fused operators have kernels in float32 alone, and the definitions of others round to
-    # float32 unless they are written out by now.
-    if any(node.domain == ML or node.op_type in ROUNDED or is_fused(node) for node in loaded.graph.all_nodes()):
+    # ML's weights are attributes, fused operators have kernels in float32 alone, nobody runs ONNX's Gradient, and the
+    # definitions of others round to float32 unless they are written out by now.
+    inside = [node for function in loaded.functions.values() for node in function]
+    if any(map(_is_written_out, loaded.graph.all_nodes())) or any(map(is_gradient, inside)):
         loaded = prepare(loaded, "check_gradient").model
     elif loaded.graph.opset_imports.get("", OLDEST_OPSET) < OLDEST_OPSET:
         loaded = Draft(loaded, "check_gradient").run(TO_NEW_OPSET).model
     proto: onnx.ModelProto = ir.to_proto(loaded)
     return proto
+
+
+def _is_written_out(node: ir.Node) -> bool:
+    return node.domain == ML or node.op_type in ROUNDED or is_fused(node) or is_gradient(node)
 
 
 def _smooth(proto: onnx.ModelProto) -> list[str]:

@@ -13,6 +13,7 @@ from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.expand_training import adopt_strays
 from onnxgrad.passes.finish import drop_dead
 from onnxgrad.passes.validate import validate
+from onnxgrad.passes.write_gradients import bind_names, unbind_names
 
 
 def cut(model: Any, outputs: str | Sequence[str], inputs: str | Sequence[str] = ()) -> Any:
@@ -26,8 +27,9 @@ def cut(model: Any, outputs: str | Sequence[str], inputs: str | Sequence[str] = 
 
     The part contains only the nodes, weights, functions and inputs that it needs.
     """
-    draft = Draft(load(model, "cut"), "cut").run([adopt_strays, validate])
+    draft = Draft(load(model, "cut"), "cut").run([adopt_strays, validate, bind_names])
     cut_draft(draft, _listed(outputs), _listed(inputs))
+    unbind_names(draft)
     return given_back(draft.model, model, "cut")
 
 

@@ -17,6 +17,7 @@ from onnxgrad.passes.find_parameters import find_parameters
 from onnxgrad.passes.finish import drop_dead
 from onnxgrad.passes.prepare import RESTORE, convert_to, inline_functions
 from onnxgrad.passes.validate import validate
+from onnxgrad.passes.write_gradients import bind_names, unbind_names
 
 Connections = Mapping[str, str]
 
@@ -37,7 +38,7 @@ def join(first: Any, second: Any, connections: Connections | None = None, *, pre
         Draft(load(second, "join: second"), "join: second"),
     )
     for draft in (one, two):
-        draft.run([adopt_strays, validate])
+        draft.run([adopt_strays, validate, bind_names])
     return given_back(joined(one, two, connections, prefix, "join"), first, "join")
 
 
@@ -62,6 +63,7 @@ def joined(one: Draft, two: Draft, connections: Connections | None, prefix: str,
         note_head(one.model, heads)
     one.model.ir_version = max(one.model.ir_version, two.model.ir_version)
     drop_dead(one)
+    unbind_names(one)
     return one.model  # type: ignore[no-any-return]
 
 

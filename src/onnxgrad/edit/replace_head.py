@@ -33,10 +33,11 @@ from onnxgrad.passes.prepare import (
     remove_initializers_from_inputs,
 )
 from onnxgrad.passes.validate import validate
+from onnxgrad.passes.write_gradients import bind_names, unbind_names
 from onnxgrad.schema import ML
 
 BEFORE: list[Pass] = [
-    adopt_strays, validate, *RESTORE, inline_functions, remove_initializers_from_inputs, read_small_tensors,
+    adopt_strays, validate, bind_names, *RESTORE, inline_functions, remove_initializers_from_inputs, read_small_tensors,
     drop_zip_maps, name_nodes,
 ]  # fmt: skip
 
@@ -84,6 +85,7 @@ def replace_head(
         return given_back(_with_layers(draft, head, result, read_layers(layers, draft, rng)), model, caller)
     assert classes is not None
     _Replacement(draft, known, head, classes, shape, rng).run(result)
+    unbind_names(draft)
     return given_back(draft.model, model, caller)
 
 

@@ -4,6 +4,7 @@ Models with attention of batches whose length comes first, as torch's MultiheadA
 length before it and after it. What lies between treats all rows alike, so it can compute on rows in another order.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -113,6 +114,12 @@ def _step(builder: Builder, value: ir.Value, user: ir.Node, order: _Order) -> tu
     return (order, _nothing) if (is_linear and ranks[1:] in ([], [1])) or adds_bias else None
 
 
+def _are_one(dims: Sequence[Dim], whole: Dim) -> bool:
+    """Whether a dimension is all of these together."""
+    known = [d for d in dims if isinstance(d, int)]
+    return whole is not None and (list(dims) == [whole] or (len(known) == len(dims) and math.prod(known) == whole))
+
+
 def _nothing() -> None:
     """Rows in another order are all that differs."""
 
@@ -126,14 +133,15 @@ def _through_attention(attention: ir.Node, order: _Order) -> tuple[_Order, Chang
 
 
 def _through_reshape(builder: Builder, reshape: ir.Node, order: _Order) -> tuple[_Order, Change] | None:
-    dims, count = dims_of(reshape.outputs[0]), len(order.perm)
-    if dims is None:
+    (source, *_), dims, count = reshape.inputs, dims_of(reshape.outputs[0]), len(order.perm)
+    given = None if source is None else dims_of(source)
+    if dims is None or given is None:
         return None
     rest: Sequence[Dim]
     if dims[:count] == order.dims:
         after, rest = order._replace(is_flat=False), dims[count:]
         kept: list[Dim] = list(order.before) if order.is_flat else [0] * count
-    elif not order.is_flat and len(dims) == 2:
+    elif not order.is_flat and len(dims) == 2 and _are_one(given[count:], dims[1]):  # else rows are joined, too
         after, kept, rest = order._replace(is_flat=True), [], ["rows", dims[1]]
     else:
         return None

@@ -307,9 +307,11 @@ def _is_table_of_sines(tensor: Any) -> bool:
 
 
 def _counts(tensor: Any) -> bool:
-    """Whether the numbers are 0, 1, 2 …: what detectors take the mean of distances with, in a frozen convolution."""
-    size = int(np.prod(tensor.shape.numpy()))
-    return size > 3 and np.array_equal(_numbers(tensor), np.arange(min(size, MOST_LOOKED_AT), dtype=np.float32))
+    """Whether it is a vector of 0, 1, 2 …: what detectors take the mean of distances with, in a frozen convolution."""
+    size = tensor.size
+    if size < 4 or size not in tensor.shape.numpy():
+        return False
+    return np.array_equal(_numbers(tensor), np.arange(min(size, MOST_LOOKED_AT), dtype=np.float32))
 
 
 def _ask_the_modules(graph: ir.Graph, uses: _Uses, inputs: Mapping[str, Input], found: dict[str, Role]) -> None:

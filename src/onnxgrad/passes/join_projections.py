@@ -67,7 +67,10 @@ def _projection(builder: Builder, value: ir.Value | None) -> _Projection | None:
         if permutation(maker) != [1, 0]:
             return None
         weight, is_transposed = maker.inputs[0], not is_transposed
-    if x is None or weight is None or not weight.is_initializer() or len(dims_of(weight) or ()) != 2:
+    dims = () if weight is None else dims_of(weight) or ()
+    if x is None or weight is None or not weight.is_initializer() or len(dims) != 2:
+        return None
+    if bias is not None and dims_of(bias) != (dims[0 if is_transposed else 1],):  # it is broadcast
         return None
     if result.is_graph_output() or node.outputs[0].is_graph_output():
         return None

@@ -25,6 +25,7 @@ from onnxgrad.graph.torch_export import (
 )
 from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.find_parameters import ADAPTER, COMBINED, find_parameters, is_inside, parameters_gone, role_at
+from onnxgrad.passes.write_gradients import is_gradient
 
 _RECURRENT = {"LSTM", "GRU", "RNN"}
 _RECURRENT_NAMES = {1: "weight_ih", 2: "weight_hh", 3: "bias", 7: "peephole"}
@@ -44,12 +45,13 @@ def restore_weights(draft: Draft) -> None:
         _undo_identities(graph)
         _tie_embeddings(graph)
     # First those that calls name; what is left of the module's parameters tells what the others were computed from.
+    read = {v for node in graph if is_gradient(node) for v in node.inputs}  # by the name that it names, too
     for are_named in (True, False):
         find_parameters(draft)
         originals = _Originals(graph, inputs, are_named)
         for value in list(graph.initializers.values()):
             role = draft.roles.get(str(value.name))
-            if role is not None and role.is_parameter and role.kind != ADAPTER:
+            if value not in read and role is not None and role.is_parameter and role.kind != ADAPTER:
                 _restore(graph, value, originals)
 
 

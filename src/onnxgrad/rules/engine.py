@@ -140,6 +140,8 @@ def write_gradient(builder: Builder, seeds: dict[ir.Value, Tensor], wrt: Sequenc
     for node in reversed(nodes):
         if node not in useful or not any(v in live and v in parts for v in node.outputs):
             continue
+        if not any(v in live for v in values_read(node)):  # it gives one of `wrt`, and the gradient ends there
+            continue
         with builder.at_work(f"{node.name}_grad"):
             grads = [sum_gradients(builder.tensor(v), parts[v]) if v in parts else None for v in node.outputs]
             for value, total in zip(node.outputs, grads, strict=True):
@@ -215,7 +217,7 @@ def _rewrite_forward(builder: Builder, seeds: dict[ir.Value, Tensor], wrt: Seque
     rewritten = False
     for node in nodes:
         rule = RULES.get((_domain(node), node.op_type))
-        if rule is None or rule.rewrite is None or node not in useful or not any(v in live for v in node.outputs):
+        if rule is None or rule.rewrite is None or node not in useful or not any(v in live for v in values_read(node)):
             continue
         schema = schema_of(node.op_type, _domain(node), builder.opsets)
         last = builder.graph[-1]

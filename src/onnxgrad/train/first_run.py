@@ -41,7 +41,8 @@ def _sizes(graph: ir.Graph, batch: Mapping[str, Any]) -> dict[str, int]:
     for value in graph.inputs:
         array = batch.get(str(value.name))
         if array is not None and value.shape is not None:
-            named = zip(value.shape, array.shape, strict=True)
+            given = array.shape() if hasattr(array, "_ortvalue") else array.shape  # of onnxruntime's OrtValue
+            named = zip(value.shape, given, strict=True)
             sizes |= {str(dim.value): size for dim, size in named if isinstance(dim, ir.SymbolicDim)}
     return sizes
 

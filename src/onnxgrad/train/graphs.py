@@ -47,7 +47,6 @@ from onnxgrad.train.losses import Loss, Total, parts_of
 
 HALF_TYPES = {"bf16": ir.DataType.BFLOAT16, "fp16": ir.DataType.FLOAT16}
 LOSS_SCALE = "loss_scale"  # an input of steps in fp16
-PRECISIONS = ("float32", *HALF_TYPES)  # that products and convolutions are computed in
 
 
 class Selection(NamedTuple):
