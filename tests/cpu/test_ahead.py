@@ -43,7 +43,7 @@ class FakeCompiler:
         self.started.set()
         assert self.may_go_on.wait(10)
         if kernel.name == self._ends_at:
-            raise EOFError
+            raise ChildProcessError
         if kernel.name == self._fails_at:
             raise RuntimeError("a traceback")
         self.done.append(kernel.name)
@@ -167,8 +167,15 @@ def test_a_process_that_is_killed_is_noticed():
     with Compiler() as process:
         process.wait_until_ready()
         process._process.kill()
-        with pytest.raises(EOFError):
+        with pytest.raises(ChildProcessError, match="was ended by signal 9, as where memory is short"):
             process.compile(KERNELS)
+
+
+@pytest.mark.slow
+def test_what_a_process_prints_is_no_answer(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("print('hello')")
+    with Compiler({"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}) as process:
+        process.wait_until_ready()
 
 
 SCRIPT = """

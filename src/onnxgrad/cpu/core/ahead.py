@@ -54,7 +54,7 @@ class Ahead:
 
     def _work(self) -> None:
         """Has a process compile one kernel after another. What it fails at, this process will try, and tell."""
-        with contextlib.suppress(OSError, EOFError), Compiler() as process:
+        with contextlib.suppress(OSError), Compiler() as process:
             process.wait_until_ready()
             while (taken := self._take()) is not None:
                 kernel, done = taken
