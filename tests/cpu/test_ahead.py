@@ -105,6 +105,14 @@ def test_nothing_is_looked_for_before_a_kernel_has_to_be_compiled():
     assert not ahead.has_compiled("a", KINDS)
 
 
+def test_without_another_thread_this_one_compiles_all(monkeypatch, everything_is_missing):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert run(monkeypatch, FakeCompiler(), processes=2) == [kernel.name for kernel in KERNELS]
+
+
 def test_threads_compile_ahead_apart():
     """Of two first steps that overlap, the earlier one may end while the other goes on."""
     began, may_end = threading.Event(), threading.Event()

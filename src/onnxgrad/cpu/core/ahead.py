@@ -50,7 +50,8 @@ class Ahead:
         with self._lock:
             self._waiting = missing
         for _ in range(min(self._processes, len(missing) // WORTH_A_PROCESS)):
-            threading.Thread(target=self._work, name="onnxgrad compiling", daemon=True).start()
+            with contextlib.suppress(RuntimeError):  # the system has no thread to give, or the interpreter is ending
+                threading.Thread(target=self._work, name="onnxgrad compiling", daemon=True).start()
 
     def _work(self) -> None:
         """Has a process compile one kernel after another. What it fails at, this process will try, and tell."""
