@@ -115,3 +115,15 @@ def test_folders_after_the_own_one_are_not_read(monkeypatch, tmp_path):
 
     monkeypatch.setattr(kept_kernels, "_folder_for", lambda function: own)
     assert KeptKernels("module.kernel-1", kernel)._folders == [own]
+
+
+def test_a_folder_stays_where_it_was(monkeypatch, tmp_path):
+    """Also one that NUMBA_CACHE_DIR names from the current folder, which may be another one later."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(config, "CACHE_DIR", "cache")
+
+    def kernel():
+        pass
+
+    kept = KeptKernels("module.kernel-1", kernel)
+    assert kept.folder.parent == tmp_path / "cache" and kept._folders == [kept.folder]

@@ -83,7 +83,7 @@ def write_whole(path: Path, content: bytes) -> None:
 def _folder_for(function: Callable[..., Any]) -> Path | None:
     """__pycache__ or, where that is read-only, the user's cache folder."""
     try:
-        return Path(FunctionCache(function).cache_path)
+        return Path(FunctionCache(function).cache_path).absolute()  # the process may change its current folder
     except RuntimeError:
         return None
 
@@ -97,7 +97,7 @@ def _folders_before(own: Path | None, function: Callable[..., Any]) -> list[Path
     wanted = [Path(source).with_name("__pycache__")]
     chosen = getattr(config, "CACHE_DIR", None)  # NUMBA_CACHE_DIR
     if chosen:
-        wanted.insert(0, Path(chosen, _CacheLocator.get_suitable_cache_subpath(source)))
+        wanted.insert(0, Path(chosen, _CacheLocator.get_suitable_cache_subpath(source)).absolute())
     if own is None:
         return wanted
     return [own, *wanted[: wanted.index(own) if own in wanted else None]]
