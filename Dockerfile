@@ -12,7 +12,7 @@ RUN useradd --create-home --uid 1000 onnxgrad \
 
 FROM base AS installed-cpu
 COPY dist/onnxgrad-*.whl /tmp/
-RUN pip install "$(echo /tmp/onnxgrad-*.whl)[cpu]" && onnxgrad warmup
+RUN pip install "$(echo /tmp/onnxgrad-*.whl)[cpu]" && onnxgrad warmup && chmod -R a+rwX $NUMBA_CACHE_DIR
 
 FROM base AS cpu
 COPY --from=installed-cpu /opt/onnxgrad /opt/onnxgrad
@@ -23,7 +23,7 @@ ENTRYPOINT ["onnxgrad"]
 
 FROM base AS installed-cuda
 COPY dist/onnxgrad-*.whl /tmp/
-RUN pip install "$(echo /tmp/onnxgrad-*.whl)[cuda]" onnxruntime-gpu && onnxgrad warmup
+RUN pip install "$(echo /tmp/onnxgrad-*.whl)[cuda]" onnxruntime-gpu && onnxgrad warmup && chmod -R a+rwX $NUMBA_CACHE_DIR
 
 FROM base AS cuda
 # Triton compiles with a C compiler what launches its kernels.

@@ -4,12 +4,13 @@ import os
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from numba import types
 
-from onnxgrad.cpu.core import ahead
+from onnxgrad.cpu.core import ahead, jit
 from onnxgrad.cpu.core.ahead import Ahead, compiling_ahead
 from onnxgrad.cpu.core.compilers import Compiler, Wanted
 
@@ -42,7 +43,7 @@ class FakeCompiler:
         self.started.set()
         assert self.may_go_on.wait(10)
         if kernel.name == self._ends_at:
-            raise EOFError
+            raise ChildProcessError
         if kernel.name == self._fails_at:
             raise RuntimeError("a traceback")
         self.done.append(kernel.name)
@@ -104,6 +105,55 @@ def test_nothing_is_looked_for_before_a_kernel_has_to_be_compiled():
     assert not ahead.has_compiled("a", KINDS)
 
 
+def test_without_another_thread_this_one_compiles_all(monkeypatch, everything_is_missing):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert run(monkeypatch, FakeCompiler(), processes=2) == [kernel.name for kernel in KERNELS]
+
+
+def test_threads_compile_ahead_apart():
+    """Of two first steps that overlap, the earlier one may end while the other goes on."""
+    began, may_end = threading.Event(), threading.Event()
+    found = []
+
+    def step():
+        with compiling_ahead(list, 1):
+            found.append(ahead.current())
+            began.set()
+            may_end.wait(10)
+        found.append(ahead.current())
+
+    with compiling_ahead(list, 1):
+        mine = ahead.current()
+        thread = threading.Thread(target=step)
+        thread.start()
+        assert began.wait(10) and ahead.current() is mine
+    assert ahead.current() is None
+    may_end.set()
+    thread.join()
+    assert found[0] not in (None, mine) and found[1] is None
+
+
+def test_nobody_waits_once_kernels_could_not_be_kept(monkeypatch, everything_is_missing):
+    compiler = FakeCompiler()
+    compiler.may_go_on.clear()
+    monkeypatch.setattr(ahead, "Compiler", compiler)
+    with compiling_ahead(lambda: KERNELS, 1):
+        assert not ahead.has_compiled("a", KINDS) and compiler.started.wait(10)
+        ahead.give_up()
+        assert not any(ahead.has_compiled(kernel.name, KINDS) for kernel in KERNELS)
+    compiler.may_go_on.set()
+
+
+@pytest.mark.parametrize(("keeps", "missing"), [(True, True), (False, False)])
+def test_processes_compile_only_what_can_be_kept(monkeypatch, keeps, missing):
+    cache = SimpleNamespace(keeps=keeps, has=lambda types: False)
+    monkeypatch.setitem(jit.KERNELS, "a", SimpleNamespace(overloads={}, _cache=cache))
+    assert ahead._is_missing(KERNELS[0]) is missing
+
+
 @pytest.mark.parametrize(
     ("executable", "expected"), [("/usr/bin/python3.12", True), ("/usr/bin/blender", False), (None, False)]
 )
@@ -125,8 +175,15 @@ def test_a_process_that_is_killed_is_noticed():
     with Compiler() as process:
         process.wait_until_ready()
         process._process.kill()
-        with pytest.raises(EOFError):
+        with pytest.raises(ChildProcessError, match="was ended by signal 9, as where memory is short"):
             process.compile(KERNELS)
+
+
+@pytest.mark.slow
+def test_what_a_process_prints_is_no_answer(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("print('hello')")
+    with Compiler({"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}) as process:
+        process.wait_until_ready()
 
 
 SCRIPT = """
@@ -153,7 +210,8 @@ asked = {}
 def note(name, types, original=kernel_cache.ahead.has_compiled):
     asked[name] = original(name, types)
     until = time.monotonic() + 60  # on a busy machine all may be compiled here before another process has begun
-    while ahead._here and ahead._here._waiting and not ahead._here._begun and time.monotonic() < until:
+    here = ahead.current()
+    while here and here._waiting and not here._begun and time.monotonic() < until:
         time.sleep(0.01)
     return asked[name]
 kernel_cache.ahead.has_compiled = note

@@ -2,6 +2,7 @@
 
 import pytest
 from numba import types
+from numba.core import config
 
 from onnxgrad.cpu.core import kept_kernels
 from onnxgrad.cpu.core.kept_kernels import KeptKernels
@@ -78,10 +79,51 @@ def test_no_folder_at_all_is_told_once(monkeypatch):
 
     monkeypatch.setattr(kept_kernels, "FunctionCache", refuse)
     kept_kernels._warn.cache_clear()
+    nowhere = [KeptKernels(f"{__name__}.kernel-{line}", refuse) for line in (1, 2)]  # all may be shipped: no warning
     with pytest.warns(RuntimeWarning, match=r"cannot be kept anywhere, neither beside the package nor in") as told:
-        nowhere = [KeptKernels(f"{__name__}.kernel-{line}", refuse) for line in (1, 2)]
+        for kept in nowhere:
+            kept.write(FLOATS, ["code"])
+            assert kept.read(FLOATS) is None
     assert len(told) == 1
-    for kept in nowhere:
-        kept.write(FLOATS, ["code"])
-        assert kept.read(FLOATS) is None
     kept_kernels._warn.cache_clear()
+
+
+@pytest.mark.parametrize(("readable", "found"), [("first", True), ("beside", True), ("last", True), ("other", False)])
+def test_kernels_of_folders_that_others_write_are_read(monkeypatch, tmp_path, readable, found):
+    """In the order of Numba's; this user can write to the last one alone."""
+    source = tmp_path / "source"
+    exec(compile("def kernel(): pass", source / "module.py", "exec"), namespace := {"__name__": "module"})
+    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path / "cache"))
+    first = tmp_path / "cache" / kept_kernels._CacheLocator.get_suitable_cache_subpath(str(source / "module.py"))
+    folders = {"first": first, "beside": source / "__pycache__", "last": tmp_path / "user", "other": tmp_path / "other"}
+    for own, name in ((folders[readable], readable), (folders["last"], "last")):
+        monkeypatch.setattr(kept_kernels, "_folder_for", lambda function, own=own: own)
+        kept = KeptKernels("module.kernel-1", namespace["kernel"])
+        if name == readable:
+            kept.write(FLOATS, ["code"])
+    assert kept.folder == folders["last"]
+    assert kept.has(FLOATS) is found and kept.read(FLOATS) == (["code"] if found else None)
+
+
+def test_folders_after_the_own_one_are_not_read(monkeypatch, tmp_path):
+    """Whoever names an empty folder wants kernels compiled there."""
+    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
+    own = tmp_path / kept_kernels._CacheLocator.get_suitable_cache_subpath(__file__)
+
+    def kernel():
+        pass
+
+    monkeypatch.setattr(kept_kernels, "_folder_for", lambda function: own)
+    assert KeptKernels("module.kernel-1", kernel)._folders == [own]
+
+
+def test_a_folder_stays_where_it_was(monkeypatch, tmp_path):
+    """Also one that NUMBA_CACHE_DIR names from the current folder, which may be another one later."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(config, "CACHE_DIR", "cache")
+
+    def kernel():
+        pass
+
+    kept = KeptKernels("module.kernel-1", kernel)
+    assert kept.folder.parent == tmp_path / "cache" and kept._folders == [kept.folder]

@@ -5,6 +5,7 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 import zipfile
 from collections import Counter
 
@@ -185,3 +186,40 @@ def test_warmup_leaves_kernels_for_later_processes(tmp_path):
     told = "1 kernels, of which those that are not there for this machine yet are compiled\nall kernels are ready\n"
     assert (run.returncode, run.stderr) == (0, told)
     assert [*(tmp_path / "cache").rglob("slice._lay-*.nbc")]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ChildProcessError("a process was ended")])
+def test_a_warmup_that_ends_waits_for_no_kernel(monkeypatch, error):
+    killed = threading.Event()
+
+    class Compiling:
+        """Of two processes the first one has a kernel at hand when the other one fails, or Ctrl-C comes."""
+
+        started = 0
+
+        def __init__(self, *args, **settings):
+            Compiling.started += 1
+            self.is_first = Compiling.started == 1
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def wait_until_ready(self):
+            pass
+
+        def compile(self, kernels):
+            if not self.is_first:
+                raise error
+            assert killed.wait(60)
+
+        def kill(self):
+            killed.set()
+
+    monkeypatch.setattr(warmup, "Compiler", Compiling)
+    kernels = [Wanted(f"onnxgrad.cpu.{module}.kernel-1", ()) for module in "abcdef"]
+    with pytest.raises(type(error)):
+        warmup.compile_all(kernels, 2, lambda module, count: None)
+    assert killed.is_set()

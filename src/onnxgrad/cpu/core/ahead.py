@@ -10,7 +10,7 @@ from onnxgrad.cpu.core.recording import Recording
 
 WORTH_A_PROCESS = 2  # kernels: to import what it needs takes a process a second
 
-_here: "Ahead | None" = None
+_here = threading.local()  # two threads may make the first steps of two trainers
 
 
 class Ahead:
@@ -38,9 +38,9 @@ class Ahead:
         return True
 
     def end(self) -> None:
-        """Processes finish what they are at."""
+        """Processes finish what they are at, and nobody waits for it."""
         with self._lock:
-            self._waiting = {}
+            self._waiting, self._begun = {}, {}
 
     def _begin(self, first: tuple[str, str]) -> None:
         """Starts the processes, but not for the first kernel, which this one is about to compile."""
@@ -50,11 +50,12 @@ class Ahead:
         with self._lock:
             self._waiting = missing
         for _ in range(min(self._processes, len(missing) // WORTH_A_PROCESS)):
-            threading.Thread(target=self._work, name="onnxgrad compiling", daemon=True).start()
+            with contextlib.suppress(RuntimeError):  # the system has no thread to give, or the interpreter is ending
+                threading.Thread(target=self._work, name="onnxgrad compiling", daemon=True).start()
 
     def _work(self) -> None:
         """Has a process compile one kernel after another. What it fails at, this process will try, and tell."""
-        with contextlib.suppress(OSError, EOFError), Compiler() as process:
+        with contextlib.suppress(OSError), Compiler() as process:
             process.wait_until_ready()
             while (taken := self._take()) is not None:
                 kernel, done = taken
@@ -76,21 +77,34 @@ class Ahead:
 @contextlib.contextmanager
 def compiling_ahead(find: Callable[[], list[Wanted]], processes: int) -> Iterator[None]:
     """Meanwhile kernels that have to be compiled are shared with so many processes, if there are enough of them."""
-    global _here
     if processes < 1 or not can_start():
         yield
         return
-    before, _here = _here, Ahead(find, processes)
+    around, here = current(), Ahead(find, processes)
+    _here.ahead = here
     try:
         yield
     finally:
-        _here.end()
-        _here = before
+        _here.ahead = around
+        here.end()
+
+
+def current() -> Ahead | None:
+    """What this thread shares with processes, if it does."""
+    return getattr(_here, "ahead", None)
 
 
 def has_compiled(name: str, types: Any) -> bool:
     """Whether another process has compiled a kernel that this one needs; it then is among those kept."""
-    return _here is not None and _here.has_compiled(name, types)
+    here = current()
+    return here is not None and here.has_compiled(name, types)
+
+
+def give_up() -> None:
+    """What another process has compiled is not there: it could not be kept, and the next ones cannot be either."""
+    here = current()
+    if here is not None:
+        here.end()
 
 
 def launched(recording: Recording, needs: frozenset[str] = frozenset()) -> Iterator[Wanted]:
@@ -105,7 +119,9 @@ def launched(recording: Recording, needs: frozenset[str] = frozenset()) -> Itera
 
 
 def _is_missing(kernel: Wanted) -> bool:
+    """Whether it has to be compiled and another process can hand it over."""
     from onnxgrad.cpu.core.jit import KERNELS
 
     compiled = KERNELS[kernel.name]
-    return kernel.types not in compiled.overloads and not compiled._cache.has(kernel.types)
+    cache = compiled._cache
+    return kernel.types not in compiled.overloads and cache.keeps and not cache.has(kernel.types)

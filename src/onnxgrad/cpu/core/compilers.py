@@ -7,6 +7,7 @@ again in every process; this needs no `if __name__ == "__main__"` there.
 import contextlib
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import traceback
@@ -43,19 +44,25 @@ class Compiler:
 
         With `c_functions` it compiles all of these to begin with. `log` is where it writes what it has to say.
         """
-        code = f"from {__name__} import serve; serve()"
+        answers, theirs = os.pipe()  # not what it prints, where a sitecustomize.py may have something to say, too
+        code = f"from {__name__} import serve; serve({theirs})"
         paths = os.pathsep.join(os.path.abspath(path) for path in sys.path)  # noqa: PTH100, "" is the current folder
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", code],
-            env={**os.environ, "PYTHONPATH": paths, **environment},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            process_group=0,  # Ctrl-C is for the one that has started it
-        )
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._requests, self._answers = self._process.stdin, self._process.stdout
-        self._send((into, c_functions))
+        self._answers = os.fdopen(answers, "rb")
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", code],
+                env={**os.environ, "PYTHONPATH": paths, **environment},
+                stdin=subprocess.PIPE,
+                stdout=2 if log is None else log,
+                stderr=log,
+                pass_fds=[theirs],
+                process_group=0,  # Ctrl-C is for the one that has started it
+            )
+        finally:
+            os.close(theirs)
+        assert self._process.stdin is not None
+        self._requests = self._process.stdin
+        self._begin_with = into, c_functions
 
     def __enter__(self) -> "Compiler":
         return self
@@ -67,25 +74,40 @@ class Compiler:
         self._process.wait()
 
     def wait_until_ready(self) -> None:
-        """Until it has imported what it needs; raises EOFError if it could not."""
+        """Until it has imported what it needs; raises ChildProcessError if it could not."""
+        self._send(self._begin_with)
         self._answer()
 
     def compile(self, kernels: Sequence[Wanted]) -> None:
-        """Compiles them; raises RuntimeError with what went wrong, and EOFError if the process has ended."""
+        """Compiles them; raises RuntimeError with what went wrong, and ChildProcessError if the process has ended."""
         self._send(list(kernels))
         answer = self._answer()
         if answer != READY:
             raise RuntimeError(answer)
+
+    def kill(self) -> None:
+        """Ends it at once, also with a kernel at hand."""
+        self._process.kill()
 
     def _send(self, message: Any) -> None:
         try:
             self._requests.write(pickle.dumps(message))
             self._requests.flush()
         except BrokenPipeError:
-            raise EOFError("a process that compiles kernels has ended") from None
+            raise self._ended() from None
 
     def _answer(self) -> Any:
-        return pickle.load(self._answers)
+        try:
+            return pickle.load(self._answers)
+        except EOFError:
+            raise self._ended() from None
+
+    def _ended(self) -> ChildProcessError:
+        status = self._process.wait()
+        why = f"with exit status {status}"
+        if status < 0:
+            why = f"by signal {-status}" + ", as where memory is short" * (status == -signal.SIGKILL)
+        return ChildProcessError(f"a process that compiles kernels was ended {why}")
 
 
 def can_start() -> bool:
@@ -93,10 +115,9 @@ def can_start() -> bool:
     return Path(sys.executable or "").name.startswith("python") and not getattr(sys, "frozen", False)
 
 
-def serve() -> None:
-    """What the process runs: compiles what it is sent, until nothing comes any more."""
-    requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what others print is no answer
+def serve(file: int) -> None:
+    """What the process runs: compiles what it is sent, until nothing comes any more, and answers in an open file."""
+    requests, answers = sys.stdin.buffer, os.fdopen(file, "wb")
     into, c_functions = pickle.load(requests)
     from onnxgrad.cpu.core import kernel_cache
     from onnxgrad.cpu.core.warmup import import_kernels, load_kernels

@@ -1,5 +1,6 @@
 """KeptKernels: the compiled kernels that a machine keeps, a file each, which several processes may read and write."""
 
+import contextlib
 import functools
 import hashlib
 import pickle
@@ -11,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numba
-from numba.core.caching import FunctionCache
+from numba.core import config
+from numba.core.caching import FunctionCache, _CacheLocator
 from numba.core.registry import cpu_target
 from numba.core.serialize import dumps
 
@@ -31,6 +33,7 @@ class KeptKernels:
         module = function.__module__
         self._name = (module.rpartition(".")[2] + name.removeprefix(module)).replace("<", "").replace(">", "")
         self.folder = _folder_for(function)
+        self._folders = _folders_before(self.folder, function)
 
     def read(self, signature: Any) -> Any:
         """What `write` was given for arguments of these types; None if that is not there or not of these sources."""
@@ -44,26 +47,26 @@ class KeptKernels:
     def write(self, signature: Any, parts: Any) -> None:
         """Keeps it for later processes; where that is not possible, they are told so and compile it again."""
         if self.folder is None:
+            _warn("anywhere, neither beside the package nor in the user's cache folder")
             return
         content = dumps(parts)
         try:
-            write_whole(self._path(signature), _digest(content) + content)
+            write_whole(self.folder / self._file(signature), _digest(content) + content)
         except OSError as error:
             _warn(f"in {str(self.folder)!r} ({error.strerror})")
 
     def _content(self, signature: Any) -> bytes | None:
-        if self.folder is None:
-            return None
-        try:
-            content = self._path(signature).read_bytes()
-        except OSError:
-            return None
-        return content[DIGEST:] if content[:DIGEST] == _digest(content[DIGEST:]) else None
+        file = self._file(signature)
+        for folder in self._folders:
+            with contextlib.suppress(OSError):
+                content = (folder / file).read_bytes()
+                if content[:DIGEST] == _digest(content[DIGEST:]):
+                    return content[DIGEST:]
+        return None
 
-    def _path(self, signature: Any) -> Path:
-        assert self.folder is not None
+    def _file(self, signature: Any) -> str:
         made_for = hashlib.sha256(repr((self._name, signature, *_machine())).encode()).hexdigest()[:16]
-        return self.folder / f"{self._name}.{made_for}.nbc"
+        return f"{self._name}.{made_for}.nbc"
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -80,10 +83,24 @@ def write_whole(path: Path, content: bytes) -> None:
 def _folder_for(function: Callable[..., Any]) -> Path | None:
     """__pycache__ or, where that is read-only, the user's cache folder."""
     try:
-        return Path(FunctionCache(function).cache_path)
+        return Path(FunctionCache(function).cache_path).absolute()  # the process may change its current folder
     except RuntimeError:
-        _warn("anywhere, neither beside the package nor in the user's cache folder")
         return None
+
+
+def _folders_before(own: Path | None, function: Callable[..., Any]) -> list[Path]:
+    """The folders to read: this user's own, and those that would have come first if this user could write to them.
+
+    Another one could, as root does who calls `onnxgrad warmup` when an image is made.
+    """
+    source = function.__code__.co_filename
+    wanted = [Path(source).with_name("__pycache__")]
+    chosen = getattr(config, "CACHE_DIR", None)  # NUMBA_CACHE_DIR
+    if chosen:
+        wanted.insert(0, Path(chosen, _CacheLocator.get_suitable_cache_subpath(source)).absolute())
+    if own is None:
+        return wanted
+    return [own, *wanted[: wanted.index(own) if own in wanted else None]]
 
 
 @functools.cache

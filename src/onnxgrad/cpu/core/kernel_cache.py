@@ -44,6 +44,8 @@ class KernelCache:
         tell(self._name, signature, found is not None)
         if found is None and _building is None and ahead.has_compiled(self._name, signature):
             found = self._load(signature, target)
+            if found is None:
+                ahead.give_up()
         return found
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
@@ -52,6 +54,11 @@ class KernelCache:
             self._kept.write(signature, compiled._reduce())
         else:
             write_whole(_building / _member(self._name, signature), dumps(_in_short(compiled)))
+
+    @property
+    def keeps(self) -> bool:
+        """Whether there is a folder for what is compiled."""
+        return self._kept.folder is not None
 
     def has(self, signature: Any) -> bool:
         """Whether the kernel is shipped or kept."""

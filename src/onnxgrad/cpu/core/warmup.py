@@ -7,7 +7,6 @@ import pkgutil
 import tempfile
 import uuid
 import zipfile
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from itertools import groupby
@@ -36,23 +35,26 @@ def compile_all(
     wanted: Sequence[Wanted], processes: int, told: Told, environment: Mapping[str, str] = {}, into: Path | None = None
 ) -> None:
     """Compiles them in processes of their own, which have these variables in their environment."""
-    groups = deque(_groups(wanted))
+    groups = list(_groups(wanted))
+    waiting = iter(groups)
 
-    def work() -> None:
-        with Compiler(environment, into, c_functions=True, log=None) as process:
+    def work(process: Compiler) -> None:
+        with process:
             process.wait_until_ready()
-            while groups:
-                group = groups.popleft()
+            for group in waiting:
                 process.compile(group)
                 told(group[0].module, len(group))
 
+    started = [Compiler(environment, into, c_functions=True, log=None) for _ in range(min(processes, len(groups)))]
     with ThreadPoolExecutor(processes) as pool:
-        jobs = [pool.submit(work) for _ in range(min(processes, len(groups)))]
+        jobs = [pool.submit(work, process) for process in started]
         try:
             for job in as_completed(jobs):
                 job.result()
-        finally:
-            groups.clear()
+        except BaseException:  # Ctrl-C, too, need not wait for what is at hand
+            for process in started:
+                process.kill()
+            raise
 
 
 def build_archive(level: Level, wanted: Iterable[Wanted], processes: int, told: Told) -> None:
