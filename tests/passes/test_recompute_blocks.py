@@ -109,12 +109,13 @@ def test_modules_as_torch_export_writes_them():
 
 
 def test_nodes_by_their_names_are_apart():
-    """Each Softmax waits for the gradient of its own layer."""
+    """Each attention, which has the name of its Softmax, waits for the gradient of its own layer."""
     mine, plain = trainer(transformer(3), recompute="*/p[0-9]"), trainer(transformer(3))
     assert mine.step(batch(0)) == plain.step(batch(0))
-    again = [n for n in mine._model.step.model.graph if n.op_type == "Softmax" and str(n.name).endswith("_again")]
-    assert len(again) == 3 and len({n.inputs[0].producer().inputs[0] for n in again}) == 3
-    assert kept(mine) == kept(plain)  # the scores in place of their Softmax
+    again = [n for n in mine._model.step.model.graph if str(n.name).endswith("_again") and "/p" in str(n.name)]
+    attention = [n for n in again if n.op_type in ("FlashAttention", "Softmax")]
+    assert len(attention) == 3 and len({n.inputs[0].producer().inputs[0] for n in attention}) == 3
+    assert kept(mine) <= kept(plain)  # where attention is not one node, the scores in place of their Softmax
 
 
 BRANCHES = """
