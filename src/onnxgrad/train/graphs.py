@@ -110,7 +110,7 @@ def step_graph(
     precision: str = "float32",
     recompute: bool | str | Sequence[str] = False,
 ) -> StepGraph:
-    """Train mode, loss and gradients; `own_products`, `on_cpu`: with products, with convolutions of our own.
+    """Train mode, loss and gradients; `own_products`, `on_cpu`: products and attention, convolutions are our own.
 
     If `on_cpu` is False it is for CUDA alone, channels of images come last and element-wise nodes are fused; if it is
     None, for any device, and what operators there are for Gelu in onnxruntime is left to that.
