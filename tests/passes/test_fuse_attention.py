@@ -245,6 +245,35 @@ def test_forms(form):
         assert node.inputs[3].dtype == ir.DataType.BOOL
 
 
+BLIND = {
+    "replaced": ([("Where", ["seen", "p", "low"], ["s"])], SEEN_KEYS),
+    "replaced twice": ([("Where", ["tri", "p", "low"], ["w"]), ("Where", ["seen", "w", "low"], ["s"])], SEEN_KEYS),
+    "added, causal": ([("Add", ["p", "after"], ["w"]), ("Add", ["w", "mask"], ["s"])], PADDING),
+}
+
+
+@pytest.mark.parametrize("form", BLIND)
+def test_queries_that_low_numbers_leave_no_key(form):
+    """They see all keys for which the number is the same, and scores that it replaces get no gradient."""
+    nodes, inputs = BLIND[form]
+    after = np.where(np.tri(S, dtype=bool), 0, -1e9).astype(np.float32)
+    more = {**NUMBERS, "tri": np.tri(S, dtype=bool), "after": after}
+    model = attention_of(written(*nodes), inputs, more.items())
+    seen = np.arange(S) >= np.array([2, S]).reshape(N, 1, 1, 1)  # padding on the left, and nothing else
+    mask = np.where(seen, 0, -1e9).astype(np.float32)
+    expect_fused(model, initializers(model), more={"mask": mask, "seen": seen})
+
+
+def test_a_small_constant_beside_a_causal_mask():
+    after = np.where(np.tri(S, dtype=bool), 0, -1e9).astype(np.float32)
+    more = {"after": after, "bias": RNG.standard_normal((H, 1, S)).astype(np.float32)}
+    model = attention_of(written(("Add", ["p", "bias"], ["w"]), ("Add", ["w", "after"], ["s"])), {}, more.items())
+    prepared = prepare(load(model, "Trainer"), "Trainer")
+    assert fuse_attention(prepared, [name for name in prepared.roles if name.startswith("W")]) == 1
+    (node,) = (n for n in prepared.graph if n.op_type == "FlashAttention")
+    assert "is_causal" in node.attributes
+
+
 OTHERS = {
     "along the queries": [*written(softmax="p")[:1], helper.make_node("Softmax", ["p"], ["a"], axis=-2),
                           helper.make_node("MatMul", ["a", "V"], ["Y"])],

@@ -50,10 +50,18 @@ class _Operand(NamedTuple):
 
 
 class _Mask(NamedTuple):
-    """What is added to scores: a value, or one of two numbers, where its truth values are true and where not."""
+    """What is added to scores: a value, or one of two numbers, where its truth values are true and where not.
+
+    One that `replaces` puts the number that is not 0 in the place of the scores.
+    """
 
     value: ir.Value
     chosen: tuple[float, float] | None = None
+    replaces: bool = False
+
+    @property
+    def replaces_by_number(self) -> bool:
+        return self.replaces and self.chosen is not None and -math.inf not in self.chosen
 
 
 class _Scores(NamedTuple):
@@ -178,8 +186,10 @@ def _replace(known: _Constants, softmax: ir.Node) -> bool:
         end, perm = after, [perm[axis] for axis in permutation(after)]
     before = len(builder.graph)
     with builder.at_work(last.name or ""):
-        mask, is_causal = _one_mask(known, scores.masks, q.dims[0], (q.dims[-2], k.dims[-2]), len(perm))
-        inputs = [*(_in_layout(builder, operand) for operand in (q, k, v)), mask]
+        masks, is_causal = _needed(known, scores.masks, q.dims[0], (q.dims[-2], k.dims[-2]))
+        queries, *others = (_in_layout(builder, operand) for operand in (q, k, v))
+        queries = _without_blind(known, queries, masks, q.dims[0], len(perm))
+        inputs = [queries, *others, _one_mask(builder, masks, len(perm))]
         attributes = {"scale": scores.factor * q.factor * k.factor, "is_causal": 1 if is_causal else None}
         y = builder.node("FlashAttention", inputs, attributes, domain=OWN)[0]
         attention, y = y.value.producer(), y * v.factor
@@ -246,7 +256,7 @@ def _scores(known: _Constants, value: ir.Value, factor: float = 1.0) -> _Scores 
             low, condition = known.number(other), node.inputs[0]
             if condition is None or low is None or low > LOW:
                 return None
-            mask = _Mask(condition, (0.0, low) if one is first else (low, 0.0))
+            mask = _Mask(condition, (0.0, low) if one is first else (low, 0.0), replaces=True)
         return found._replace(masks=[*found.masks, mask])
     return None
 
@@ -357,38 +367,74 @@ def _in_layout(builder: Builder, operand: _Operand) -> Tensor:
     return op.Unsqueeze(x, [2]) if len(perm) == 3 else x
 
 
-def _one_mask(
-    known: _Constants, masks: list[_Mask], batch: Any, lengths: tuple[Any, Any], rank: int
-) -> tuple[Tensor | None, bool]:
-    """All masks in one, and whether queries see no keys after their own position, which then is not part of it."""
-    builder = known.builder
-    seen: list[Tensor] = []  # truth values, true where a query sees a key
-    added: list[Tensor] = []
-    is_causal = False
+def _needed(known: _Constants, masks: list[_Mask], batch: Any, lengths: tuple[Any, Any]) -> tuple[list[_Mask], bool]:
+    """The masks that hide anything, and whether queries see no keys after their own position, which then is none."""
+    found: list[tuple[_Mask, Array | None]] = []
     for mask in map(functools.partial(_simplified, known), masks):
-        array = known.whatever_the_batch(mask.value, batch)
-        if array is not None:
-            numbers = array if mask.chosen is None else np.where(array, *mask.chosen)
-            if not numbers.any():
-                continue
-            if _hides_what_follows(numbers, lengths):
-                is_causal = True
-                continue
-        x = builder.tensor(mask.value)
-        if rank == 3 and x.rank == 3:
-            x = op.Unsqueeze(x, [1])
+        numbers = _numbers(known, mask, batch)
+        if numbers is None or numbers.any():
+            found.append((mask, numbers))
+    causal = [(m, n) for m, n in found if n is not None and _hides_what_follows(n, lengths)]
+    others = [(m, n) for m, n in found if not any(m is other for other, _ in causal)]
+    # Where another mask hides all the keys up to a query's position, a low number lets it see those after it.
+    if all(n is not None and np.abs(n).max() < -LOW / 100 for _, n in others):
+        return [m for m, _ in others], bool(causal)
+    if any(m.replaces_by_number for m, _ in found):
+        return [m for m, _ in found], False
+    infinite = [m for m, n in causal if n is not None and n.min() == n[n != 0].max() == -math.inf]
+    return [m for m, _ in found if not any(m is other for other in infinite)], bool(infinite)
+
+
+def _numbers(known: _Constants, mask: _Mask, batch: Any) -> Array | None:
+    array = known.whatever_the_batch(mask.value, batch)
+    return array if array is None or mask.chosen is None else np.where(array, *mask.chosen)
+
+
+def _one_mask(builder: Builder, masks: list[_Mask], rank: int) -> Tensor | None:
+    """All masks in one: what the scores would be if all products were 0."""
+    if masks and all(m.chosen is not None and sorted(m.chosen) == [-math.inf, 0] for m in masks):
+        return functools.reduce(Tensor.__and__, (_seen(builder, m, rank) for m in masks))
+    found: Tensor | None = None
+    for mask in masks:
+        x = _ranked(builder, mask, rank)
         if mask.chosen is None:
-            added.append(in_type(x, ir.DataType.FLOAT))
-        elif sorted(mask.chosen) == [-math.inf, 0]:
-            seen.append(x if mask.chosen[0] == 0 else ~x)
+            x = in_type(x, ir.DataType.FLOAT)
+        elif found is not None and mask.replaces:
+            numbers = [builder.constant(n, ir.DataType.FLOAT) if n else found for n in mask.chosen]
+            found = op.Where(x, *numbers)
+            continue
         else:
-            added.append(_choice(builder, x, *mask.chosen))
-    if seen:
-        both = functools.reduce(Tensor.__and__, seen)
-        if not added:
-            return both, is_causal
-        added.append(_choice(builder, both, 0, -math.inf))
-    return (functools.reduce(Tensor.__add__, added) if added else None), is_causal
+            x = _choice(builder, x, *mask.chosen)
+        found = x if found is None else found + x
+    return found
+
+
+def _without_blind(known: _Constants, queries: Tensor, masks: list[_Mask], batch: Any, rank: int) -> Tensor:
+    """Zeros for queries all whose scores a low number replaces: Softmax makes the same of it, and no gradient flows."""
+    replacing = [mask for mask in masks if mask.replaces]
+    if not any(mask.replaces_by_number for mask in replacing):
+        return queries
+    arrays = [_numbers(known, mask, batch) for mask in replacing]
+    hidden: Any = functools.reduce(np.minimum, arrays) if all(a is not None for a in arrays) else None
+    if hidden is not None and (hidden == 0).any(-1).all():
+        return queries
+    builder = known.builder
+    seen = functools.reduce(Tensor.__and__, (_seen(builder, mask, rank) for mask in replacing))
+    sees = op.ReduceMax(in_type(seen, ir.DataType.FLOAT), [-1], keepdims=1)
+    if sees.rank < len(LAYOUT):
+        sees = op.Unsqueeze(sees, list(range(len(LAYOUT) - sees.rank)))
+    return queries * in_type(op.Transpose(sees, perm=LAYOUT), queries.dtype)
+
+
+def _seen(builder: Builder, mask: _Mask, rank: int) -> Tensor:
+    """Truth values, true where a query sees a key, of a mask that chooses."""
+    x = _ranked(builder, mask, rank)
+    return x if mask.chosen is not None and mask.chosen[0] == 0 else ~x
+
+
+def _ranked(builder: Builder, mask: _Mask, rank: int) -> Tensor:
+    x = builder.tensor(mask.value)
+    return op.Unsqueeze(x, [1]) if rank == 3 and x.rank == 3 else x
 
 
 def _choice(builder: Builder, condition: Tensor, yes: float, no: float) -> Tensor:
