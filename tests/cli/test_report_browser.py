@@ -94,6 +94,15 @@ def ticks(page, chart=0):
     return [int(text.replace(",", "")) for text in texts]
 
 
+def until(page, expression):
+    """Waits without wait_for_function(), which evaluates text in the page where that is not true at once."""
+    for _ in range(200):
+        if page.evaluate(expression):
+            return
+        page.wait_for_timeout(50)
+    pytest.fail(f"{expression} was not true within 10 s")
+
+
 def lightness(colour):
     """Of a colour as the browser computes it, 0 to 255."""
     return sum(map(int, re.findall(r"\d+", colour)[:3])) / 3
@@ -197,7 +206,7 @@ def test_any_width_and_light(opened, width, scheme):
     lefts = page.locator("#curves .chart").evaluate_all("c => c.map((x) => x.getBoundingClientRect().left)")
     assert len(set(lefts)) == (1 if width <= 720 else 2)
     page.set_viewport_size({"width": 500, "height": 900})
-    page.wait_for_function("document.querySelector('#curves svg').viewBox.baseVal.width < 500")
+    until(page, "document.querySelector('#curves svg').viewBox.baseVal.width < 500")
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 
 

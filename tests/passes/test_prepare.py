@@ -232,3 +232,32 @@ def test_a_branch_reads_what_onnx_converter_replaces():
     x = np.random.default_rng(0).standard_normal((2, 3, 4))
     checked = onnxgrad.check_gradient(onnx.parser.parse_model(text), {"x": x, "c": np.array(True)}, "x")
     assert checked.worst < 1e-6, checked
+
+
+BRANCHES = """
+<ir_version: 10, opset_import: ["" : 21]>
+branches (float[N, 3] x, bool big) => (float[N, 3] y) {
+    w = Constant <value = float[3] {1, 2, 3}>()
+    h = Mul(x, w)
+    y = If (big) <
+        then_branch = more () => (float[N, 3] a) { v = Constant <value = float[3] {3, 2, 1}>() a = Mul(h, v) },
+        else_branch = less () => (float[N, 3] a) { v = Constant <value = float[3] {0.5, 0.1, 0.2}>() a = Add(h, v) }
+    >
+}"""
+
+
+def test_weights_that_branches_keep_as_constants_are_trained(tmp_path):
+    """As spox writes them; two branches have one of the same name."""
+    trainer = Trainer(onnx.parser.parse_model(BRANCHES), losses.MSE("y"), optim.SGD(lr=0.1))
+    assert list(trainer.parameters) == ["w", "v_", "v__"]
+    x, target = np.array([[1, -2, 0.5]], np.float32), np.zeros((1, 3), np.float32)
+    first = [float(trainer.step({"x": x, "big": np.array(big), "target": target})) for big in (True, False)]
+    again = [
+        float(trainer.evaluate([{"x": x, "big": np.array(big), "target": target}])["loss"]) for big in (True, False)
+    ]
+    assert all(a < f for a, f in zip(again, first, strict=True))
+    trainer.export(tmp_path / "trained.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "trained.onnx")
+    for big, loss in zip((True, False), again, strict=True):
+        (y,) = session.run(None, {"x": x, "big": np.array(big)})
+        np.testing.assert_allclose(np.mean(y**2), loss, rtol=1e-6)

@@ -414,10 +414,9 @@ def _without_blind(known: _Constants, queries: Tensor, masks: list[_Mask], batch
     replacing = [mask for mask in masks if mask.replaces]
     if not any(mask.replaces_by_number for mask in replacing):
         return queries
-    arrays = [_numbers(known, mask, batch) for mask in replacing]
-    hidden: Any = functools.reduce(np.minimum, arrays) if all(a is not None for a in arrays) else None
-    if hidden is not None and (hidden == 0).any(-1).all():
-        return queries
+    arrays = [a for mask in replacing if (a := _numbers(known, mask, batch)) is not None]
+    if len(arrays) == len(replacing) and (functools.reduce(np.add, arrays) == 0).any(-1).all():
+        return queries  # each sees some key
     builder = known.builder
     seen = functools.reduce(Tensor.__and__, (_seen(builder, mask, rank) for mask in replacing))
     sees = op.ReduceMax(in_type(seen, ir.DataType.FLOAT), [-1], keepdims=1)

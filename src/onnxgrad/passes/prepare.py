@@ -1,5 +1,6 @@
 """prepare(): a model as rules are written for it, by passes that gradients and training begin with."""
 
+from collections import Counter
 from contextlib import suppress
 
 import onnx_ir as ir
@@ -247,24 +248,39 @@ def lift_initializers(draft: Draft) -> None:
 def lift_constants(draft: Draft) -> None:
     """Makes initializers of Constant nodes with several floating-point numbers, and of integers that are dequantized.
 
-    Some exporters keep weights there.
+    Some exporters keep weights there, in branches and loops too.
     """
-    graph = draft.graph
-    for node in list(graph):
-        if node.op_type != "Constant" or "value" not in node.attributes:  # Pad's value, before opset 11, is a number
-            continue
-        tensor = node.attributes["value"].as_tensor()
-        if tensor.size < 2:
-            continue
-        (result,) = node.outputs
-        is_weight = tensor.dtype.is_floating_point() or any(is_dequantize(use.node) for use in result.uses())
-        if result.is_graph_output() or not is_weight:
-            continue
-        weight = ir.Value(name=result.name, type=ir.TensorType(tensor.dtype), const_value=tensor)
-        weight.shape, result.name = ir.Shape(tensor.shape.numpy()), None
-        graph.register_initializer(weight)
-        result.replace_all_uses_with(weight)
-        graph.remove(node, safe=True)
+    main = draft.graph
+    taken: Counter[str] | None = None
+    for graph in (main, *main.subgraphs()):
+        for node in list(graph):
+            if node.op_type != "Constant" or "value" not in node.attributes:  # Pad's, before opset 11, is a number
+                continue
+            tensor = node.attributes["value"].as_tensor()
+            if tensor.size < 2:
+                continue
+            (result,) = node.outputs
+            is_weight = tensor.dtype.is_floating_point() or any(is_dequantize(use.node) for use in result.uses())
+            if result.is_graph_output() or not is_weight:
+                continue
+            name = str(result.name)
+            if graph is not main:  # two branches may each have one of the same name
+                taken = taken or _names_of_values(main)
+                while taken[name] > (name == result.name):
+                    name += "_"
+                taken[name] += 1
+            weight = ir.Value(name=name, type=ir.TensorType(tensor.dtype), const_value=tensor)
+            weight.shape, result.name = ir.Shape(tensor.shape.numpy()), None
+            main.register_initializer(weight)
+            result.replace_all_uses_with(weight)
+            graph.remove(node, safe=True)
+
+
+def _names_of_values(main: ir.Graph) -> Counter[str]:
+    """How often each name is given, in all graphs."""
+    graphs = (main, *main.subgraphs())
+    named = (v for graph in graphs for v in (*graph.inputs, *graph.initializers.values()))
+    return Counter(str(v.name) for v in (*named, *(v for node in main.all_nodes() for v in node.outputs)))
 
 
 def drop_empty_scales(draft: Draft) -> None:
