@@ -85,7 +85,7 @@ def linear_cross_entropy(
     A few rows at a time are multiplied, replaced by the gradient of their logits, and multiplied again, so that loss
     and gradients take three products, as they do with all logits in memory. W is rounded to the type of X. float16
     and bfloat16 add up in float32, but may round logits and their gradients. With the `precision` bfloat16 what is
-    multiplied is rounded to that, except float64, which is fast on processors with AVX512-BF16.
+    multiplied is rounded to that, which is fast on processors with AVX512-BF16; not float64 and, on a GPU, float16.
     """
     work = accumulator(X.dtype)
     rows, classes = math.prod(X.shape[:-1]), W.shape[0 if transW else 1]
