@@ -46,7 +46,7 @@ def linear_cross_entropy(
     given = (flat(labels), flat(each), flat(factor), numbers, classes, (reduction == "mean", ignore_index))
     position = launch(begin_chunks, *given, bytes_touched=labels.nbytes)
     if position != NOTHING_WRONG:
-        raise label_error(labels.shape, position, labels.flat[position], classes, ignore_index)
+        raise label_error(labels.shape, position, labels.reshape(-1)[position], classes, ignore_index)
 
     x, w = _numbers(X, dtype), _numbers(W, X.dtype, dtype)
     offset = nothing if bias is None else _numbers(bias, dtype)

@@ -45,7 +45,7 @@ def softmax_cross_entropy_loss_internal(
     touched = scores.nbytes * (1 if log_prob is None else 2) + labels.nbytes
     position = launch(cross_entropy, *(flat(a) for a in arrays), sizes, how, bytes_touched=touched)
     if position != NOTHING_WRONG:
-        raise label_error(labels.shape, position, labels.flat[position], classes, ignored)
+        raise label_error(labels.shape, position, labels.reshape(-1)[position], classes, ignored)
 
 
 def softmax_cross_entropy_loss_grad(
@@ -66,7 +66,7 @@ def softmax_cross_entropy_loss_grad(
     touched = 2 * log_prob.nbytes + label.nbytes
     position = launch(_gradient, *work, bytes_touched=touched)
     if position != NOTHING_WRONG:
-        raise label_error(label.shape, position, label.flat[position], classes, ignore_index)
+        raise label_error(label.shape, position, label.reshape(-1)[position], classes, ignore_index)
 
 
 @native

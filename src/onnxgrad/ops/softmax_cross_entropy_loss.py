@@ -52,7 +52,7 @@ def counted(
     bad = ~ignored & ((labels < 0) | (labels >= classes))
     if bad.any():
         position = int(np.argmax(bad))
-        raise label_error(labels.shape, position, labels.flat[position], classes, ignored_label)
+        raise label_error(labels.shape, position, labels.reshape(-1)[position], classes, ignored_label)
     chosen = np.where(ignored, 0, labels)
     if weights is None or not classes:
         return ignored, chosen, (~ignored).astype(dtype)
