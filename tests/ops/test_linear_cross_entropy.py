@@ -252,6 +252,16 @@ def test_refused():
         check_refused(LOSS, ValueError, text, *arguments, out=out, **{"transW": 1, **attributes})
 
 
+def test_a_bad_label_of_more_dimensions_than_numpy_iterates():
+    X, W, *_ = arrays((2,), biased=False, trans=1)
+    labels = np.zeros((1,) * 40 + (2,), np.int64)
+    labels[..., 1] = len(W)
+    with pytest.raises(
+        IndexError, match=rf"^LinearCrossEntropy: label\[.*, 1\] is {len(W)}, expected 0 to {len(W) - 1}"
+    ):
+        LOSS(X, W, labels, transW=1)
+
+
 def expected(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Expected:
     """Products of rounded numbers, whose errors go through exponentials into products again."""
     dtypes = result_dtypes(op, args, kwargs)

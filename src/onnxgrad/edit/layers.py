@@ -13,6 +13,7 @@ from onnxgrad.graph.tensor import dims_of
 from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.find_parameters import COMBINED, role_at
 from onnxgrad.passes.validate import validate
+from onnxgrad.passes.write_gradients import bind_names
 from onnxgrad.tensor_types import Array
 
 CONSTANT = {"bias": 0.0, "scale": 1.0, "slope": 0.25}  # what new parameters of other roles than weights begin as
@@ -27,7 +28,7 @@ def read_layers(given: Any, model: Draft, rng: Any) -> Draft:
     graph = draft.graph
     if not any(v.name not in graph.initializers for v in graph.inputs) or not graph.outputs:
         raise ValueError(f"{caller} have no input or no output, expected an input, which is what the old head read")
-    draft.run([validate])
+    draft.run([validate, bind_names])
     for value in [v for v in graph.inputs if v.name not in graph.initializers][1:]:
         _make_weight(draft, value, rng)
     return draft

@@ -11,7 +11,8 @@ from onnxgrad.graph.builder import SHAPED_BY
 from onnxgrad.graph.validity import one_line
 from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.weights_aside import weights_aside
-from onnxgrad.schema import PREVIEW_TRAINING, is_standard
+from onnxgrad.passes.write_gradients import is_gradient
+from onnxgrad.schema import is_standard
 
 SAME_AS_FIRST_INPUT = {"GroupNormalization", "MeanVarianceNormalization"}  # functions that onnx does not look into
 
@@ -126,7 +127,7 @@ def _declare_ranks(graph: onnx.GraphProto) -> bool:
 
 def _declare_gradients(graph: onnx.GraphProto) -> bool:
     """Gives results of Gradient the types and shapes of its inputs; whether there were such results."""
-    nodes = [node for node in graph.node if node.op_type == "Gradient" and node.domain == PREVIEW_TRAINING]
+    nodes = [node for node in graph.node if is_gradient(node)]
     if not nodes:
         return False
     types = {v.name: v.type for v in (*graph.input, *graph.output, *graph.value_info)}

@@ -7,6 +7,7 @@ gradient of y with respect to xs is taken: at the named values themselves, or at
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import onnx
 import onnx_ir as ir
 
 from onnxgrad.graph.builder import Builder, op
@@ -86,9 +87,9 @@ def write_gradients(draft: Draft) -> None:
     draft.graph.opset_imports.pop(PREVIEW_TRAINING, None)
 
 
-def is_gradient(node: ir.Node) -> bool:
+def is_gradient(node: ir.Node | onnx.NodeProto) -> bool:
     """Whether it is ONNX's operator."""
-    return node.op_type == "Gradient" and node.domain == PREVIEW_TRAINING
+    return bool(node.op_type == "Gradient" and node.domain == PREVIEW_TRAINING)
 
 
 def _write(builder: Builder, node: ir.Node) -> None:
