@@ -532,3 +532,18 @@ def test_on_the_command_line(tmp_path):
     assert "head: w2, b2; `--trainable head` trains it alone" in shown.output
     refused = train("other.onnx", "--resume", tmp_path / "half.safetensors", "--new-head", 3)
     assert refused.exit_code == 2 and "expected float32[8, 3]" in refused.output
+
+
+def test_layers_with_a_gradient():
+    """ONNX's Gradient still names the value that it starts from, which is called as in the model now."""
+    old = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 21]> g (float[N, 2] x) => (float[N, 1] y) '
+        "<float[2, 2] w = {1, 2, 3, 4}, float[2, 1] v = {1, 1}> { h = MatMul(x, w) y = MatMul(h, v) }"
+    )
+    layers = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 21, "ai.onnx.preview.training" : 1]> l (float[N, 2] f) => (float[N, 2] d) '
+        '{ s = Mul(f, f) d = ai.onnx.preview.training.Gradient <xs = ["f"], y = "s"> (f) }'
+    )
+    x = np.array([[1, -2]], np.float32)
+    (d,) = onnxgrad.session(onnxgrad.replace_head(old, layers=layers)).run(None, {"x": x})
+    np.testing.assert_allclose(d, 2 * x @ np.array([[1, 2], [3, 4]]), rtol=1e-6)
