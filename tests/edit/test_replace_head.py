@@ -541,8 +541,9 @@ def test_layers_with_a_gradient():
         "<float[2, 2] w = {1, 2, 3, 4}, float[2, 1] v = {1, 1}> { h = MatMul(x, w) y = MatMul(h, v) }"
     )
     layers = onnx.parser.parse_model(
-        '<ir_version: 10, opset_import: ["" : 21, "ai.onnx.preview.training" : 1]> l (float[N, 2] f) => (float[N, 2] d) '
-        '{ s = Mul(f, f) d = ai.onnx.preview.training.Gradient <xs = ["f"], y = "s"> (f) }'
+        '<ir_version: 10, opset_import: ["" : 21, "ai.onnx.preview.training" : 1]> '
+        "l (float[N, 2] f) => (float[N, 2] d) { s = Mul(f, f) "
+        'd = ai.onnx.preview.training.Gradient <xs = ["f"], y = "s"> (f) }'
     )
     x = np.array([[1, -2]], np.float32)
     (d,) = onnxgrad.session(onnxgrad.replace_head(old, layers=layers)).run(None, {"x": x})
