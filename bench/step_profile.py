@@ -37,7 +37,7 @@ def measured(case: TrainingCase, folder: Path) -> dict[str, float]:
     trainer = _profiled_trainer(model, folder)
     trainer.step(batch)  # which compiles and plans
     seconds = [_seconds(trainer, batch) for _ in range(STEPS)]
-    events = json.loads(Path(trainer._step_session._session.end_profiling()).read_text())
+    events = json.loads(Path(trainer._runner.session._session.end_profiling()).read_text())
     runs = list(_runs(events))
     parts = dict.fromkeys(PARTS, 0.0)
     for (name, operator), milliseconds in _fastest(runs[1:]).items():

@@ -14,22 +14,21 @@ from onnxgrad.cpu.core.jit import native
 from onnxgrad.cpu.core.matmul.microkernel import PACKED, Matrix, Panels, Strided, aligned, packed_size
 from onnxgrad.cpu.core.matmul.microkernel import ROWS as TILE_ROWS
 from onnxgrad.cpu.core.matmul.store import multiply_onto
+from onnxgrad.cpu.core.matmul.transpose import transpose
 from onnxgrad.cpu.core.parallel import parallel
 from onnxgrad.cpu.core.vectors import VECTOR_BYTES
 from onnxgrad.tensor_types import Array
 
-DEPTH = 512  # numbers along k at a time; fixed, since it orders the additions
-COLUMNS = 4096  # of the right matrix that are packed at a time
+DEPTH = 1024  # numbers along k at a time; fixed, since it orders the additions
+COLUMNS = 2048  # of the right matrix that are packed at a time
 ROWS = 64  # of a task
 WIDTH = 3 * VECTOR_BYTES // 4  # columns of a panel
 
 
 @native
-def _pack_line(
-    source: Array, start: int, step: int, depth: int, factor: Any, packed: Array, at: int, apart: int
-) -> None:
-    """The numbers of a line along k as words, which are put `apart`."""
-    if step == 1 and apart == 1:  # so that it becomes vector moves
+def _pack_line(source: Array, start: int, step: int, depth: int, factor: Any, packed: Array, at: int) -> None:
+    """The numbers of a line along k as words."""
+    if step == 1:  # so that it becomes vector moves
         for k in range(depth // 2):
             first, second = load(source, start + 2 * k) * factor, load(source, start + 2 * k + 1) * factor
             store(packed, at + k, bfloat16_pair(first, second))
@@ -37,10 +36,10 @@ def _pack_line(
         for k in range(depth // 2):
             first = load(source, start + 2 * k * step) * factor
             second = load(source, start + (2 * k + 1) * step) * factor
-            store(packed, at + k * apart, bfloat16_pair(first, second))
+            store(packed, at + k, bfloat16_pair(first, second))
     if depth % 2:
         last = load(source, start + (depth - 1) * step) * factor
-        store(packed, at + depth // 2 * apart, bfloat16_pair(last, 0))
+        store(packed, at + depth // 2, bfloat16_pair(last, 0))
 
 
 @native
@@ -66,8 +65,10 @@ def _pack_panel(number: int, b: Strided, depth: int, columns: int, packed: Array
         for k in range(words):
             _pack_words(b.array, start, b.row_step, 2 * k, depth, taken, one, packed, at + k * WIDTH)
     else:
+        lines = np.empty(taken * words, np.int32)
         for j in range(taken):
-            _pack_line(b.array, start + j * b.column_step, b.row_step, depth, one, packed, at + j, WIDTH)
+            _pack_line(b.array, start + j * b.column_step, b.row_step, depth, one, lines, j * words)
+        transpose(lines, 0, words, taken, words, packed, at, WIDTH)
     for k in range(words):
         for j in range(taken, WIDTH):
             store(packed, at + k * WIDTH + j, 0)
@@ -87,7 +88,7 @@ def _packed_rows(a: Strided, rows: int, depth: int, factor: Any) -> Matrix:
                     store(packed, first * words + k * TILE_ROWS + j, load(line, first + j))
         return Matrix(packed, 0, PACKED)
     for i in range(rows):
-        _pack_line(a.array, a.start + i * a.row_step, a.column_step, depth, factor, packed, i * words, 1)
+        _pack_line(a.array, a.start + i * a.row_step, a.column_step, depth, factor, packed, i * words)
     return Matrix(packed, 0, words)
 
 
