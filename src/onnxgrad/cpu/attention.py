@@ -20,8 +20,7 @@ from onnxgrad.cpu.core.matmul.microkernel import (
     gemm_address,
     multiply,
     pack,
-    packed_size,
-    panel_width,
+    packed_matrix,
 )
 from onnxgrad.cpu.core.parallel import parallel
 from onnxgrad.cpu.core.recurrent.activations import exp
@@ -271,10 +270,8 @@ def _of_keys(sizes: Sizes, n: int, h: int) -> int:
 @native
 def _packed(source: Array, start: int, k_step: int, column_step: int, depth: int, columns: int) -> Panels:
     """The right side of a product."""
-    packed = np.empty(packed_size(source, depth, columns), np.float32)
-    begin = aligned(packed)
-    pack(source, start, k_step, column_step, depth, columns, panel_width(packed), packed, begin)
-    return Panels(packed, begin, depth)
+    packed = packed_matrix(source, start, k_step, column_step, depth, columns, 0)
+    return Panels(packed, aligned(packed), depth)
 
 
 @inlined
