@@ -52,6 +52,25 @@ def test_a_function_of_ours_keeps_up_with_its_nodes():
         assert results["dX2"].tolist() == [[2, 1]] * 3
 
 
+@pytest.mark.parametrize("types", [["float32"], ["float16"], ["float32", "float64"], ["float32", "float16"]])
+def test_a_function_asks_for_its_type_only_where_the_model_leaves_it_open(types):
+    """onnxruntime 1.31 folds the condition of an If that asks, and loses values, or itself, where Ifs are in Ifs."""
+    nodes, feeds = [], {}
+    for kind in types:
+        nodes.append(helper.make_node("TanhGrad", [f"dY_{kind}", f"Y_{kind}"], [f"dX_{kind}"], domain="com.microsoft"))
+        feeds |= {f"dY_{kind}": np.array([0.3, 2], kind), f"Y_{kind}": np.array([0.5, -0.25], kind)}
+    model = add_functions(model_of(nodes, feeds))
+    asks = any(node.op_type == "If" for node in model.functions[0].node)
+    assert asks == (types == ["float32", "float16"])
+    for results in run_everywhere(model, feeds).values():
+        for kind in types:
+            dY, Y = (feeds[f"{name}_{kind}"].astype(np.float64) for name in ("dY", "Y"))
+            np.testing.assert_allclose(results[f"dX_{kind}"], (dY * (1 - Y**2)).astype(kind), rtol=1e-6)
+    for value in [*model.graph.input, *model.graph.value_info, *model.graph.output]:
+        value.type.tensor_type.ClearField("elem_type")
+    assert any(node.op_type == "If" for node in add_functions(model).functions[0].node)
+
+
 def test_a_function_of_the_model_itself_stays():
     own = add_functions(model_of([gather_node()], FEEDS))
     own.functions[0].doc_string = "my own"

@@ -3,10 +3,11 @@
 A function is known by its domain and name alone: overloads exist, but onnx.reference does not tell them apart. So all
 nodes of one operator share one function. Where they agree on their attributes and on which optional inputs they have,
 its body is made for just that. Where they do not, it has one branch for each way in which the operator is used, and
-chooses by the attributes and the inputs present. For onnx.reference, which knows no defaults of a function's
-attributes and wants every input and output named, nodes then get the attributes in question written out, and empty
-names at the end of their inputs and outputs. A node keeps its domain and type, so that a runtime with the operator
-registered takes the kernel; none of this changes what that computes.
+chooses by the attributes and the inputs present. It also finds out whether its numbers are of a half type, unless the
+model declares the types of these nodes' inputs, and they agree. For onnx.reference, which knows no defaults of a
+function's attributes and wants every input and output named, nodes then get the attributes in question written out,
+and empty names at the end of their inputs and outputs. A node keeps its domain and type, so that a runtime with the
+operator registered takes the kernel; none of this changes what that computes.
 
 The files of this folder have the names of those in ops/, and a function for each of their operators. ONNX functions
 import the opset of the standard domain that the model does, 18 or newer: operators used in both must be of one version.
@@ -17,10 +18,10 @@ import inspect
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import onnx
-from onnx import FunctionProto, ModelProto, NodeProto, helper
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from onnxgrad.functions.body import Body, Value
 from onnxgrad.op import OPERATORS, Op, operator_of
@@ -29,6 +30,8 @@ from onnxgrad.schema import Attribute, is_standard
 MINIMUM_OPSET = 18
 MINIMUM_IR_VERSION = 8  # model-local functions
 WRITTEN_BY = "Written by onnxgrad.add_functions."
+HALVES = {TensorProto.FLOAT16, TensorProto.BFLOAT16}
+Types: TypeAlias = dict[str, int]  # of elements, by the name of a tensor; 0 if it is unknown
 Use = tuple[tuple[Any, ...], tuple[bool, ...]]  # values of the attributes, and which optional inputs are there
 
 
@@ -45,13 +48,13 @@ def add_functions(model: Any) -> ModelProto:
         result.functions.remove(function)  # the nodes may have changed since
     result = _with_plain_attributes(result)
     own = {(f.domain, f.name) for f in result.functions}
-    used: dict[str, list[NodeProto]] = {}
-    for node in _all_nodes(result):
+    used: dict[str, list[tuple[NodeProto, Types]]] = {}
+    for node, types in _all_nodes(result):
         if _is_ours(node) and (node.domain, node.op_type) not in own:
-            used.setdefault(node.op_type, []).append(node)
+            used.setdefault(node.op_type, []).append((node, types))
     if not used:
         return result
-    uses = {name: _Uses(OPERATORS[name], nodes) for name, nodes in used.items()}
+    uses = {name: _Uses(OPERATORS[name], found) for name, found in used.items()}
     if _opset(result) < MINIMUM_OPSET:
         return add_functions(_converted(result))
     result.ir_version = max(result.ir_version, MINIMUM_IR_VERSION)
@@ -92,11 +95,25 @@ def _loaded(model: Any) -> ModelProto:
     )
 
 
-def _all_nodes(model: ModelProto) -> Iterator[NodeProto]:
-    """Every node, in subgraphs and in functions too."""
-    yield from _nodes_within(model.graph.node)
+def _all_nodes(model: ModelProto) -> Iterator[tuple[NodeProto, Types]]:
+    """Every node, in subgraphs and in functions too, with the types that are declared where it stands."""
+    yield from _nodes_of(model.graph, {})
     for function in model.functions:
-        yield from _nodes_within(function.node)
+        yield from ((node, {}) for node in _nodes_within(function.node))
+
+
+def _nodes_of(graph: GraphProto, outer: Types) -> Iterator[tuple[NodeProto, Types]]:
+    declared = (*graph.input, *graph.value_info, *graph.output)
+    types = {
+        **outer,
+        **{v.name: v.type.tensor_type.elem_type for v in declared},
+        **{t.name: t.data_type for t in graph.initializer},
+    }
+    for node in graph.node:
+        yield node, types
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                yield from _nodes_of(inner, types)
 
 
 def _nodes_within(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
@@ -147,7 +164,8 @@ def _converted(model: ModelProto) -> ModelProto:
 class _Uses:
     """All nodes of one operator, and the different ways in which they use it."""
 
-    def __init__(self, op: Op[..., Any], nodes: list[NodeProto]) -> None:
+    def __init__(self, op: Op[..., Any], found: list[tuple[NodeProto, Types]]) -> None:
+        nodes = [node for node, _ in found]
         self.op, self.nodes, self.write = op, nodes, op.function
         taken = inspect.signature(self.write).parameters  # attributes that it does not take do not matter to it
         self.attributes = [a for a in op.attributes if a.name in taken]
@@ -155,6 +173,11 @@ class _Uses:
         values, present = ([way[part] for way in self.ways] for part in (0, 1))
         self.differing = [a for k, a in enumerate(self.attributes) if len({v[k] for v in values}) > 1]
         self.guarded = [i.name for k, i in enumerate(op.inputs) if len({p[k] for p in present}) > 1]
+        self.halves = dict[str, bool]()  # of inputs whose type is known to be a half type, or to be none
+        for k, i in enumerate(op.inputs):
+            kinds = {types.get(node.input[k], 0) for node, types in found if len(node.input) > k}
+            if kinds and 0 not in kinds and (kinds <= HALVES or not kinds & HALVES):
+                self.halves[i.name] = kinds <= HALVES
 
     def _use(self, node: NodeProto) -> Use:
         given = {a.name: a for a in node.attribute}
@@ -173,7 +196,7 @@ class _Uses:
                     node.attribute.append(_proto(attribute, _value(attribute, None)))
 
     def function(self, opset: int) -> FunctionProto:
-        body = Body([i.name for i in self.op.inputs if not i.optional])
+        body = Body([i.name for i in self.op.inputs if not i.optional], self.halves)
         inputs = {i.name: Value(body, i.name, i.name in self.guarded) for i in self.op.inputs}
         read = {a.name: body.attribute(a.name, _kind(a)) for a in self.differing}
         results = self._branches(body, inputs, read, self.ways)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import onnx
@@ -37,8 +37,9 @@ class Passed(NamedTuple):
 class Body:
     """The nodes written so far; `body.Concat(a, b, axis=0)` adds one, for any operator."""
 
-    def __init__(self, required: Sequence[str] = ()) -> None:
+    def __init__(self, required: Sequence[str] = (), halves: Mapping[str, bool] | None = None) -> None:
         self._required = required  # names of the inputs that are always there
+        self._halves = halves or {}  # whether an input is of a half type, of those of which that is known
         self._graphs: list[list[NodeProto]] = [[]]  # the innermost subgraph, which gets the next node, comes last
         self._count = 0
         self._passed: dict[str, None] = {}  # attributes of the function that its nodes take as they are
@@ -156,10 +157,9 @@ class Body:
     ) -> list[Value]:
         """What `compute` gives, half types in float32 and rounded once: it gets what brings its inputs to that type.
 
-        A function does not know its types before it runs, so it finds out: 2049 takes 12 bits. The results get the type
-        of `typed` or, one by one, those of `like`.
+        A function that does not know the type of its input `typed` finds out: 2049 takes 12 bits. The results get that
+        type or, one by one, those of `like`.
         """
-        is_half = ~self.node("Cast", self.like(2049, typed), to=TensorProto.FLOAT).equals(2049)
 
         def rounded(results: Sequence[Value]) -> list[Value]:
             return [self.node("CastLike", r, t) for r, t in zip(results, like or [typed] * len(results), strict=True)]
@@ -171,6 +171,9 @@ class Body:
             results = compute(lambda x: x)
             return results if like is None else rounded(results)
 
+        if typed.name in self._halves:
+            return list(in_float32() if self._halves[typed.name] else as_it_is())
+        is_half = ~self.node("Cast", self.like(2049, typed), to=TensorProto.FLOAT).equals(2049)
         return self.choose(is_half, in_float32, as_it_is)
 
     def function(
