@@ -134,11 +134,9 @@ def _check_numbers(call: Call, results: tuple[Any, ...]) -> None:
 
 
 def _within_reach(result: Any, expected: Any, bound: Any) -> Any:
-    """What a call can be held to: anything where the bound is infinite, infinity where a half type ends before."""
+    """What a call can be held to: anything where the bound is past all numbers, infinity where the type ends before."""
     if result is None or bound is None or np.shape(result) != np.shape(expected):
         return expected
-    wide = np.asarray(result).astype(np.float64)
-    beyond = np.isinf(wide) & (np.sign(wide) == np.sign(expected)) & (
-        np.abs(expected) + bound > float(ml_dtypes.finfo(result.dtype).max)
-    )  # fmt: skip
-    return np.where(beyond | np.isinf(bound), wide, expected)
+    wide, largest = np.asarray(result).astype(np.float64), float(ml_dtypes.finfo(result.dtype).max)
+    beyond = np.isinf(wide) & (np.sign(wide) == np.sign(expected)) & (np.abs(expected) + bound > largest)
+    return np.where(beyond | (bound > largest), wide, expected)

@@ -191,6 +191,13 @@ def test_refused():
     refused("dY has shape [2, 6, 3, 5], expected [2, 6, 2, 5], that of Conv of X and W", strides=[2, 1])
 
 
+def test_the_stride_after_a_single_window_takes_no_memory():
+    x, w = np.ones((3, 1, 4, 3), np.float32), np.ones((1, 1, 1, 3), np.float32)
+    attributes = {"strides": [2, 2**31 - 1], "pads": [3, 2, 1, 3]}
+    check(depthwise_conv, x, w, **attributes)
+    check(conv_grad, depthwise_conv.definition(x, w, **attributes), x, w, **attributes)
+
+
 def test_output_shape_is_conv_s():
     """What the cases are made with, against PyTorch."""
     y = torch.nn.functional.conv2d(torch.zeros(2, 3, 11, 12), torch.zeros(4, 3, 3, 2), stride=2, padding=1, dilation=2)
