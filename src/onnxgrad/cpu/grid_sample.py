@@ -59,7 +59,7 @@ def grid_sample_grad(
     table, slope_table = (a.astype(work) for a in weight_tables(mode))
     chunks = channel_chunks(images, channels, size)
     layout = Layout(
-        images,
+        images if X.size or grid.size else 0,
         channels if size else 0,  # of an image without elements nothing is read
         math.prod(grid.shape[1:-1]),
         chunks,

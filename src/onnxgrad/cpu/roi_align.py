@@ -52,8 +52,8 @@ def roi_align_grad(
     images, channels, height, width = X.shape
     chunks = channel_chunks(images, channels, height * width)
     layout = Layout(
-        images,
-        channels if height * width else 0,  # of an image without elements nothing is read
+        images if X.size else 0,  # of images without elements nothing is read
+        channels,
         height,
         width,
         len(rois),
