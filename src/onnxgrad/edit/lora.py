@@ -10,9 +10,11 @@ import onnx_ir as ir
 from onnxgrad.edit.targets import Target, choose, find_targets
 from onnxgrad.graph.adapters import CONV, EMBEDDING, LINEAR, Adapter, adapters_of, note_adapters
 from onnxgrad.graph.files import as_given, expect_weights, load
+from onnxgrad.graph.initializers import add_initializer
 from onnxgrad.graph.replace import take_place
+from onnxgrad.passes.convert_opset import convert_opset
 from onnxgrad.passes.draft import Draft
-from onnxgrad.passes.prepare import RESTORE, convert_opset
+from onnxgrad.passes.prepare import RESTORE
 from onnxgrad.tensor_types import Array
 
 TARGETS = "*query*|*value*"  # those that the paper adapts
@@ -141,11 +143,7 @@ class _Written:
         return found
 
     def initializer(self, name: str, array: Array, dtype: ir.DataType) -> ir.Value:
-        free = self._free(name)
-        tensor = ir.Tensor(array.astype(dtype.numpy(), order="C"), dtype=dtype, name=free)
-        value = ir.Value(name=free, type=ir.TensorType(dtype), shape=ir.Shape(array.shape), const_value=tensor)
-        self._graph.register_initializer(value)
-        return value
+        return add_initializer(self._graph, self._free(name), array, dtype)
 
     def _node(self, op_type: str, inputs: Sequence[ir.Value | None], attributes: Sequence[ir.Attr] = ()) -> ir.Value:
         node = ir.Node("", op_type, inputs, attributes, num_outputs=1)

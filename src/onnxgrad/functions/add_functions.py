@@ -15,12 +15,12 @@ import the opset of the standard domain that the model does, 18 or newer: operat
 import importlib
 import inspect
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import onnx
-from onnx import FunctionProto, ModelProto, NodeProto, helper
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, helper
 
 from onnxgrad.functions.body import Body, Value
 from onnxgrad.op import OPERATORS, Op, operator_of
@@ -46,7 +46,7 @@ def add_functions(model: Any) -> ModelProto:
     result = _with_plain_attributes(result)
     own = {(f.domain, f.name) for f in result.functions}
     used: dict[str, list[NodeProto]] = {}
-    for node in _all_nodes(result):
+    for node in all_nodes(result):
         if _is_ours(node) and (node.domain, node.op_type) not in own:
             used.setdefault(node.op_type, []).append(node)
     if not used:
@@ -92,19 +92,19 @@ def _loaded(model: Any) -> ModelProto:
     )
 
 
-def _all_nodes(model: ModelProto) -> Iterator[NodeProto]:
+def all_nodes(model: ModelProto) -> Iterator[NodeProto]:
     """Every node, in subgraphs and in functions too."""
-    yield from _nodes_within(model.graph.node)
-    for function in model.functions:
-        yield from _nodes_within(function.node)
+    for graph in (model.graph, *model.functions):
+        yield from nodes_within(graph)
 
 
-def _nodes_within(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
-    for node in nodes:
+def nodes_within(graph: GraphProto | FunctionProto) -> Iterator[NodeProto]:
+    """The nodes of a graph or a function, and of subgraphs."""
+    for node in graph.node:
         yield node
         for attribute in node.attribute:
-            for graph in (attribute.g, *attribute.graphs):
-                yield from _nodes_within(graph.node)
+            for inner in (attribute.g, *attribute.graphs):
+                yield from nodes_within(inner)
 
 
 def _is_ours(node: NodeProto) -> bool:
@@ -118,7 +118,7 @@ def _with_plain_attributes(model: ModelProto) -> ModelProto:
     while passing_on := [
         (function.domain, function.name)
         for function in model.functions
-        if any(_is_ours(n) and any(a.ref_attr_name for a in n.attribute) for n in _nodes_within(function.node))
+        if any(_is_ours(n) and any(a.ref_attr_name for a in n.attribute) for n in nodes_within(function))
     ]:
         model = inliner.inline_selected_functions(model, passing_on)
     return model

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from onnxgrad.graph.adapters import adapters_of
 from onnxgrad.graph.files import OLDEST_WITH_WEIGHTS_APART
+from onnxgrad.graph.initializers import add_initializer
 from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.stored_weights import PRODUCTS, IntegerProduct, StoredWeight, numbers_of, stored_weights
 
@@ -98,10 +99,7 @@ def _rounded(graph: ir.Graph, weight: StoredWeight, parameter: ir.Value) -> ir.V
 def _zeros_like(graph: ir.Graph, weight: StoredWeight) -> ir.Value:
     scale, dtype = numbers_of(weight.scheme.scale), weight.integers.dtype
     assert dtype is not None
-    tensor = ir.Tensor(np.zeros(scale.shape, dtype.numpy()), dtype=dtype, name=f"{weight.name}_zeros")
-    value = ir.Value(name=tensor.name, type=ir.TensorType(dtype), shape=ir.Shape(scale.shape), const_value=tensor)
-    graph.register_initializer(value)
-    return value
+    return add_initializer(graph, f"{weight.name}_zeros", np.zeros(scale.shape, np.int8), dtype)
 
 
 def _as_product_of_floats(product: IntegerProduct, weight: ir.Value, name: str) -> None:

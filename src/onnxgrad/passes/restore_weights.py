@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrad.graph.initializers import add_initializer, copy_initializer
 from onnxgrad.graph.torch_export import (
     PARAMETER,
     PRODUCER,
@@ -147,10 +148,8 @@ def _add_biases(graph: ir.Graph, inputs: Mapping[str, Input]) -> None:
         outputs = _outputs_of(node, weight.shape.numpy())
         if given[0] in graph.initializers or not outputs:
             continue
-        zeros = ir.Tensor(np.zeros(outputs, weight.const_value.numpy().dtype), dtype=weight.dtype, name=given[0])
-        bias = ir.Value(name=given[0], type=weight.type, shape=ir.Shape([outputs]), const_value=zeros)
+        bias = add_initializer(graph, given[0], np.zeros(outputs, np.int8), weight.const_value.dtype)
         mark(bias, PARAMETER)
-        graph.register_initializer(bias)
         node.resize_inputs(max(len(node.inputs), at + 1))
         node.replace_input_with(at, bias)
 
@@ -166,8 +165,7 @@ def _separate_statistics(graph: ir.Graph) -> None:
             if value is None or not value.is_initializer() or len(value.uses()) == 1 or value.name == name:
                 continue
             if name not in graph.initializers:
-                own = ir.Value(name=name, type=value.type, shape=value.shape, const_value=value.const_value)
-                graph.register_initializer(own)
+                copy_initializer(graph, value, name)
             node.replace_input_with(at, graph.initializers[name])
 
 
@@ -185,9 +183,8 @@ def _give_own(graph: ir.Graph, value: ir.Value, name: str, uses: list[Any]) -> N
     if name in graph.initializers:
         _tie(graph, value, graph.initializers[name], uses)
         return
-    own = ir.Value(name=name, type=value.type, shape=value.shape, const_value=value.const_value)
+    own = copy_initializer(graph, value, name)
     mark(own, PARAMETER)
-    graph.register_initializer(own)
     for use in uses:
         use.node.replace_input_with(use.idx, own)
 
@@ -346,7 +343,5 @@ def _undo_identities(graph: ir.Graph) -> None:
             continue
         name = str(result.name)
         result.name = None
-        own = ir.Value(name=name, type=source.type, shape=source.shape, const_value=source.const_value)
-        graph.register_initializer(own)
-        result.replace_all_uses_with(own)
+        result.replace_all_uses_with(copy_initializer(graph, source, name))
         graph.remove(node, safe=True)

@@ -10,28 +10,12 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.graph.builder import Builder
+from onnxgrad.graph.node import is_transpose, permutation
 from onnxgrad.graph.replace import take_place
 from onnxgrad.passes.draft import Draft
 from onnxgrad.schema import is_standard
 
 AXES = {"Squeeze": 1, "Slice": 3}  # which input names the axes
-
-
-def permutation(transpose: ir.Node) -> list[int]:
-    """The attribute perm, or what it is if it is left out; the rank must be known."""
-    given = transpose.attributes.get("perm")
-    shape = transpose.outputs[0].shape
-    return list(given.as_ints()) if given is not None else list(range(len(shape or ())))[::-1]
-
-
-def is_transpose(node: ir.Node | None) -> bool:
-    """Whether it is one, of a value of known rank."""
-    return (
-        node is not None
-        and node.op_type == "Transpose"
-        and is_standard(node.domain)
-        and node.outputs[0].shape is not None
-    )
 
 
 def sink_transposes(draft: Draft) -> int:

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir.convenience import get_const_tensor
 
-from onnxgrad.graph.replace import take_place
+from onnxgrad.graph.replace import replace_node
 from onnxgrad.passes.batch_slice import COUNT, FIRST
 from onnxgrad.schema import OWN, is_standard
 
@@ -119,9 +120,7 @@ def _drop_by_seed(graph: ir.Graph, node: ir.Node, seed: ir.Value, number: int, p
     drop = ir.Node(OWN, "SeededDropout", [data, total], [ir.AttrFloat32("ratio", ratio)], num_outputs=1)
     drop.name = f"{node.name}_drop"
     drop.metadata_props.update(node.metadata_props)  # which module it is in
-    graph.insert_before(node, drop)
-    take_place(drop.outputs[0], node.outputs[0])
-    graph.remove(node, safe=True)
+    replace_node(node, drop)
 
 
 class _Integers:
@@ -150,10 +149,7 @@ def _constant(node: ir.Node, at: int, default: float, what: str) -> float:
     value = node.inputs[at] if at < len(node.inputs) else None
     if value is None:
         return default
-    producer = value.producer()
-    tensor = value.const_value
-    if producer is not None and producer.op_type == "Constant" and "value" in producer.attributes:
-        tensor = producer.attributes["value"].as_tensor()
+    tensor = get_const_tensor(value)
     if tensor is None:
         raise ValueError(f"the {what} of {node.op_type} (node {node.name!r}) is computed, expected a constant")
     return float(tensor.numpy().item())
