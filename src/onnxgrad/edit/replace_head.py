@@ -17,6 +17,7 @@ from onnxgrad.edit.known_values import known_values, named_dims
 from onnxgrad.edit.layers import read_layers
 from onnxgrad.graph.files import expect_weights, given_back, load
 from onnxgrad.graph.head import note_head
+from onnxgrad.graph.new_node import new_node
 from onnxgrad.graph.node import descendants
 from onnxgrad.graph.suggest import listed, suggestion
 from onnxgrad.graph.torch_export import PARAMETER, forget_call, mark, signature
@@ -277,9 +278,8 @@ class _Replacement:
                 f"{self._draft.caller}: shape is {list(self._shape)}, but the head of {result.name!r} gives more than "
                 f"one vector for each example: {'?' if rank is None else list(rank)}"
             )
-        target = ir.Node("", "Constant", [], [ir.AttrInt64s("value_ints", list(self._shape))], num_outputs=1)
-        target.outputs[0].name = target.name = f"{result.name}_shape"
-        reshape = ir.Node("", "Reshape", [result, target.outputs[0]], num_outputs=1, name=f"{result.name}_reshaped")
+        target = new_node("Constant", [], f"{result.name}_shape", {"value_ints": list(self._shape)})
+        reshape = new_node("Reshape", [result, target.outputs[0]], f"{result.name}_reshaped")
         made = reshape.outputs[0]
         made.type = result.type
         result.replace_all_uses_with(made, replace_graph_outputs=True)

@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from onnxgrad.edit.requantize import Blocks
 from onnxgrad.graph.initializers import add_initializer
+from onnxgrad.graph.new_node import new_node
 from onnxgrad.graph.quantization import ends_of, quantized
 from onnxgrad.graph.tensor import is_float
 from onnxgrad.schema import is_standard
@@ -77,11 +78,10 @@ def _store(
     of_scale = ir.DataType.from_numpy(scale.dtype)
     made = {"quantized": (integers, dtype), "scale": (scale, of_scale), "zero_point": (zeros, dtype)}
     inputs = [add_initializer(graph, f"{name}_{what}", *given) for what, given in made.items()]
-    attributes = [ir.AttrInt64("axis", axis)] if scale.size > 1 else []
-    attributes += [ir.AttrInt64("block_size", block_size)] if block_size else []
-    node = ir.Node("", "DequantizeLinear", inputs, attributes, num_outputs=1, name=f"{name}_DequantizeLinear")
+    attributes = {"axis": axis} if scale.size > 1 else {}
+    attributes |= {"block_size": block_size} if block_size else {}
+    node = new_node("DequantizeLinear", inputs, f"{name}_DequantizeLinear", attributes, like=value)
     node.outputs[0].name = f"{name}_dequantized"
-    node.outputs[0].type, node.outputs[0].shape = value.type, value.shape
     graph.insert_before(graph[0], node)
     value.replace_all_uses_with(node.outputs[0])
     graph.initializers.pop(name)

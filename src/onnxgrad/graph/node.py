@@ -1,4 +1,4 @@
-"""A node as its rule sees it: inputs, outputs and attributes by the names they have in the operator's schema."""
+"""A node as its rule sees it, by the names in its operator's schema, and what else is asked about nodes."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any

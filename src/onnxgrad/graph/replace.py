@@ -13,13 +13,6 @@ def take_place(new: ir.Value, old: ir.Value) -> None:
     old.replace_all_uses_with(new, replace_graph_outputs=True)
 
 
-def identity_of(value: ir.Value, name: str) -> ir.Node:
-    """A node, in no graph yet, that gives a value under another name."""
-    node = ir.Node("", "Identity", [value], num_outputs=1, name=name)
-    node.outputs[0].name, node.outputs[0].type, node.outputs[0].shape = name, value.type, value.shape
-    return node
-
-
 def replace_node(old: ir.Node, new: ir.Node) -> None:
     """Puts a node where another one is, whose domain the graph then imports; further outputs are the new one's own."""
     graph = old.graph

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import onnx_ir as ir
 
 from onnxgrad.graph.files import expect_weights, load
-from onnxgrad.graph.replace import identity_of
+from onnxgrad.graph.new_node import identity_of
 from onnxgrad.passes.draft import Draft, Pass
 from onnxgrad.passes.expand_training import expand_training
 from onnxgrad.passes.finish import FOR_SESSIONS, drop_dead

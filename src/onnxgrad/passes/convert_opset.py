@@ -3,7 +3,7 @@
 import onnx_ir as ir
 from onnx import defs, version_converter
 
-from onnxgrad.graph.replace import identity_of
+from onnxgrad.graph.new_node import identity_of, new_node
 from onnxgrad.graph.validity import one_line
 from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.infer import forget_new_names
@@ -149,7 +149,6 @@ def _cast_numbers(graph: ir.Graph) -> None:
     for node in [n for n in graph.all_nodes() if n.op_type in ("Clip", "Pad") and is_standard(n.domain)]:
         for k, number in enumerate(node.inputs):
             if number is not None and k >= (1 if node.op_type == "Clip" else 2):
-                cast = ir.Node("", "CastLike", [number, node.inputs[0]])
-                cast.outputs[0].name = f"{node.outputs[0].name}_number_{k}"
+                cast = new_node("CastLike", [number, node.inputs[0]], f"{node.outputs[0].name}_number_{k}")
                 node.prepend(cast)
                 node.replace_input_with(k, cast.outputs[0])

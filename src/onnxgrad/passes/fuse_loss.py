@@ -3,6 +3,7 @@
 import onnx_ir as ir
 
 from onnxgrad.graph.builder import Builder
+from onnxgrad.graph.new_node import new_node
 from onnxgrad.graph.replace import replace_node
 from onnxgrad.ops.softmax_cross_entropy_loss import NEVER_COUNTED
 from onnxgrad.passes.draft import Draft
@@ -26,11 +27,10 @@ def fuse_losses(draft: Draft) -> int:
 def _fuse(builder: Builder, node: ir.Node) -> None:
     scores, labels, *weights = node.inputs
     # Always there, since nodes that share an ONNX function had better agree on what they have.
-    number = ir.AttrInt64("value_int", node.attributes.get_int("ignore_index", NEVER_COUNTED))
-    ignored = ir.Node("", "Constant", [], [number], num_outputs=1, name=f"{node.name}_ignored")
+    number = node.attributes.get_int("ignore_index", NEVER_COUNTED)
+    ignored = new_node("Constant", [], builder.fresh_value_name(f"{node.name}_ignored"), {"value_int": number})
     value = ignored.outputs[0]
-    value.name, value.shape = builder.fresh_value_name(f"{node.name}_ignored"), ir.Shape([])
-    value.dtype = ir.DataType.INT64
+    value.dtype, value.shape = ir.DataType.INT64, ir.Shape([])
     builder.graph.insert_before(node, ignored)
     inputs = [scores, labels, weights[0] if weights else None, value]
     reduction = [node.attributes[name] for name in ("reduction",) if name in node.attributes]

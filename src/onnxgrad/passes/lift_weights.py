@@ -4,7 +4,7 @@ from collections import Counter
 
 import onnx_ir as ir
 
-from onnxgrad.graph.replace import identity_of
+from onnxgrad.graph.new_node import identity_of
 from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.stored_weights import is_dequantize
 

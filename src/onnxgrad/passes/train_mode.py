@@ -2,11 +2,13 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from onnx_ir.convenience import get_const_tensor
 
+from onnxgrad.graph.new_node import new_node
 from onnxgrad.graph.replace import replace_node
 from onnxgrad.passes.batch_slice import COUNT, FIRST
 from onnxgrad.schema import OWN, is_standard
@@ -130,16 +132,13 @@ class _Integers:
         self._graph, self._node = graph, node
 
     def constant(self, name: str, numbers: list[int]) -> ir.Value:
-        return self._added(ir.Node("", "Constant", [], [ir.AttrTensor("value", ir.Tensor(np.array(numbers)))]), name)
+        return self.made(name, "Constant", value=ir.Tensor(np.array(numbers)))
 
-    def made(self, name: str, op_type: str, *inputs: ir.Value) -> ir.Value:
-        return self._added(ir.Node("", op_type, inputs), name)
-
-    def _added(self, made: ir.Node, name: str) -> ir.Value:
+    def made(self, name: str, op_type: str, *inputs: ir.Value, **attributes: Any) -> ir.Value:
+        made = new_node(op_type, inputs, f"{self._node.name}_{name}", attributes)
         (result,) = made.outputs
-        made.name = result.name = f"{self._node.name}_{name}"
         result.type = ir.TensorType(ir.DataType.INT64)
-        result.shape = ir.Shape([] if made.op_type == "Size" else [1])
+        result.shape = ir.Shape([] if op_type == "Size" else [1])
         self._graph.insert_before(self._node, made)
         return result
 

@@ -7,11 +7,13 @@ gradient the ReluGrad before it.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.graph.builder import Builder
+from onnxgrad.graph.new_node import new_node
 from onnxgrad.graph.node import is_transpose, only_user, permutation
 from onnxgrad.graph.replace import replace_node, take_place
 from onnxgrad.graph.tensor import known_dims, rank_of
@@ -144,18 +146,18 @@ class _Change:
         assert dtype is not None
 
         def made(kind: str, *inputs: ir.Value, image: bool = False) -> ir.Value:
-            return self._added(node, kind, inputs, [], dtype, known_dims(self._image(X) if image else scale))
+            return self._added(node, kind, inputs, dtype, known_dims(self._image(X) if image else scale))
 
-        number = ir.AttrTensor("value", ir.tensor(np.array(epsilon, dtype.numpy())))
-        spread = made("Add", variance, self._added(node, "Constant", [], [number], dtype, []))
+        number = ir.tensor(np.array(epsilon, dtype.numpy()))
+        spread = made("Add", variance, self._added(node, "Constant", [], dtype, [], value=number))
         a = made("Div", scale, made("Sqrt", spread))
         b = made("Sub", B, made("Mul", mean, a))
         if X.dtype == dtype:
             self._put(node, "Add", [made("Mul", self._image(X), a, image=True), b], [])
             return
-        to = [ir.AttrInt64("to", kind.value) for kind in (dtype, X.dtype) if kind is not None]
-        wide = self._added(node, "Cast", [self._image(X)], to[:1], dtype, known_dims(self._image(X)))
-        self._put(node, "Cast", [made("Add", made("Mul", wide, a, image=True), b, image=True)], to[1:])
+        wide = self._added(node, "Cast", [self._image(X)], dtype, known_dims(self._image(X)), to=dtype.value)
+        back = [ir.AttrInt64("to", kind.value) for kind in (X.dtype,) if kind is not None]
+        self._put(node, "Cast", [made("Add", made("Mul", wide, a, image=True), b, image=True)], back)
 
     def _visit_follower(self, node: ir.Node) -> None:
         kind, own = node.op_type, node.domain in (MICROSOFT, OWN)
@@ -177,7 +179,7 @@ class _Change:
         elif kind == "Shape":
             end = node.attributes.get_int("end", RANK)
             axes = TO_FIRST[node.attributes.get_int("start", 0) : end]
-            shape = self._added(node, "Shape", [self._last[first]], [], ir.DataType.INT64, [RANK])
+            shape = self._added(node, "Shape", [self._last[first]], ir.DataType.INT64, [RANK])
             new = self._put(node, "Gather", [shape, self._constant(node, axes)], [], images=[])
             if axes == TO_FIRST:
                 self._shapes[new.outputs[0]] = shape
@@ -237,7 +239,7 @@ class _Change:
         assert shape is not None
         if shape in self._shapes:
             return self._shapes[shape]
-        return self._added(node, "Gather", [shape, self._constant(node, TO_LAST)], [], ir.DataType.INT64, [RANK])
+        return self._added(node, "Gather", [shape, self._constant(node, TO_LAST)], ir.DataType.INT64, [RANK])
 
     def _is_zero(self, value: ir.Value | None) -> bool:
         """Whether it is a bias of zeros, as exporters write one for convolutions without."""
@@ -252,8 +254,8 @@ class _Change:
         if value not in self._last:
             dims = known_dims(value)
             perm = TO_LAST if len(dims) == RANK else [1, 2, 0]
-            node = ir.Node("", "Transpose", [value], [ir.AttrInt64s("perm", perm)], num_outputs=1)
-            self._name(node, f"{value.name}_channels_last")
+            name = self._builder.fresh_value_name(f"{value.name}_channels_last")
+            node = new_node("Transpose", [value], name, {"perm": perm})
             (out,) = node.outputs
             out.type, out.shape = value.type, ir.Shape([dims[k] for k in perm])
             producer = value.producer()
@@ -291,22 +293,17 @@ class _Change:
         return new
 
     def _added(
-        self, node: ir.Node, kind: str, inputs: Sequence[ir.Value], attributes: Sequence[ir.Attr], dtype: ir.DataType,
-        dims: list[int],
-    ) -> ir.Value:  # fmt: skip
-        new = ir.Node("", kind, inputs, attributes, num_outputs=1)
-        self._name(new, f"{node.name}_{kind.lower()}")
+        self, node: ir.Node, kind: str, inputs: Sequence[ir.Value], dtype: ir.DataType, dims: list[int], **given: Any
+    ) -> ir.Value:
+        new = new_node(kind, inputs, self._builder.fresh_value_name(f"{node.name}_{kind.lower()}"), given)
         (out,) = new.outputs
         out.type, out.shape = ir.TensorType(dtype), ir.Shape(dims)
         self._graph.insert_before(node, new)
         return out
 
     def _constant(self, node: ir.Node, numbers: list[int]) -> ir.Value:
-        tensor = ir.AttrTensor("value", ir.tensor(np.array(numbers, np.int64)))
-        return self._added(node, "Constant", [], [tensor], ir.DataType.INT64, [len(numbers)])
-
-    def _name(self, node: ir.Node, name: str) -> None:
-        node.name = node.outputs[0].name = self._builder.fresh_value_name(name)
+        tensor = ir.tensor(np.array(numbers, np.int64))
+        return self._added(node, "Constant", [], ir.DataType.INT64, [len(numbers)], value=tensor)
 
     def finish(self) -> None:
         """Removes what was changed; where others use it, there is a Transpose in its place."""
@@ -315,8 +312,7 @@ class _Change:
                 if old not in self._last or not (old.uses() or old.is_graph_output()):
                     continue
                 made = self._last[old]
-                transpose = ir.Node("", "Transpose", [made], [ir.AttrInt64s("perm", TO_FIRST)], num_outputs=1)
-                transpose.name = f"{old.name}_channels_first"
+                transpose = new_node("Transpose", [made], f"{old.name}_channels_first", {"perm": TO_FIRST})
                 self._graph.insert_before(node, transpose)
                 take_place(transpose.outputs[0], old)
             self._graph.remove(node, safe=True)

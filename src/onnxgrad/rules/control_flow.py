@@ -18,6 +18,7 @@ import onnx_ir as ir
 from onnxgrad.graph.builder import RANDOM, Builder, op
 from onnxgrad.graph.dead import drop_dead_nodes
 from onnxgrad.graph.gradients import for_each, gradient_value, of_any_shape, zero_gradient
+from onnxgrad.graph.new_node import new_node
 from onnxgrad.graph.node import NodeView, captured
 from onnxgrad.graph.tensor import Tensor, dims_of
 from onnxgrad.rules import nondiff, vjp
@@ -220,8 +221,7 @@ def _record(n: NodeView, places: Sequence[int]) -> list["_Record"]:
         if isinstance(state.value.type, ir.OptionalType):
             raise ValueError(f"its state {state.value.name!r} is an optional, expected tensors or sequences")
         kind, name = ir.SequenceType(ir.TensorType(state.dtype)), f"{node.name}_{state.value.name}"
-        empty = ir.Node("", "SequenceEmpty", [], [ir.AttrInt64("dtype", state.dtype)], num_outputs=1)
-        empty.name = empty.outputs[0].name = n.builder.fresh_value_name(f"{name}_none")
+        empty = new_node("SequenceEmpty", [], n.builder.fresh_value_name(f"{name}_none"), {"dtype": state.dtype.value})
         empty.outputs[0].type = kind
         node.graph.insert_before(node, empty)
         node.replace_input_with(2 + k, empty.outputs[0])

@@ -11,7 +11,7 @@ import torch
 
 from onnxgrad.autodiff.differentiate import weights_to_inputs
 from onnxgrad.graph.builder import Builder
-from onnxgrad.graph.replace import identity_of
+from onnxgrad.graph.new_node import identity_of
 from onnxgrad.graph.torch_export import PRODUCER
 from onnxgrad.passes.draft import Draft, without_garbage_collection
 from onnxgrad.passes.finish import drop_dead

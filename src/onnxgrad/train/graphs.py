@@ -14,6 +14,7 @@ import onnx_ir as ir
 from onnxgrad.autodiff.differentiate import add_gradient, sources, weights_to_inputs
 from onnxgrad.graph.builder import Builder, op
 from onnxgrad.graph.head import without_word
+from onnxgrad.graph.new_node import new_node
 from onnxgrad.graph.suggest import suggestion
 from onnxgrad.graph.torch_export import PRODUCER
 from onnxgrad.passes.append_loss import append_loss, prediction_of
@@ -411,10 +412,7 @@ def _widen_parameters(step: _Step) -> None:
         values = functools.partial(_as_type, narrow, wide)
         source.const_value = ir.LazyTensor(values, wide, ir.Shape(narrow.shape.numpy()), name=name)
         graph.register_initializer(source)
-        to = ir.AttrInt64("to", value.dtype.value)
-        cast = ir.Node("", "Cast", [source], [to], num_outputs=1, name=f"{name}_cast")
-        cast.outputs[0].name = f"{name}_{value.dtype.name.lower()}"
-        cast.outputs[0].type, cast.outputs[0].shape = value.type, value.shape
+        cast = new_node("Cast", [source], f"{name}_{value.dtype.name.lower()}", {"to": value.dtype.value}, like=value)
         graph.insert_before(graph[0], cast)
         value.replace_all_uses_with(cast.outputs[0], replace_graph_outputs=True)
 
