@@ -6,7 +6,6 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 
-import psutil
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -18,7 +17,7 @@ from bench.peers import CannotRunError, Peer
 from bench.peers.numpy_peer import NumpyPeer
 from bench.peers.ort_training_peer import OrtTrainingPeer
 from bench.peers.torch_peer import TorchPeer
-from bench.quiet import NOTICEABLE
+from bench.quiet import warn_if_busy
 from bench.results import Row
 
 
@@ -115,9 +114,8 @@ class Run:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
-    console = Console(width=None if sys.stdout.isatty() else 170)
-    if (busy := psutil.cpu_percent(interval=0.5)) > 100 * NOTICEABLE:
-        console.print(f"[yellow]Something else uses {busy:.0f} % of the processor: figures will be noisy.[/]")
+    console = report.terminal()
+    warn_if_busy(console)
     dtypes = [*(options.dtype or DTYPES), "int64"]
     run = Run(console, options.quick)
     try:

@@ -16,11 +16,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
-from rich.console import Console
 
 from bench import machine, report, results
-from bench.quiet import NOTICEABLE, Neighbours
-from bench.results import BUSY, Row, new_row
+from bench.quiet import Neighbours
+from bench.results import Row, new_row
 
 ROOT = Path(__file__).resolve().parents[1]
 SIZES = (500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000)
@@ -124,7 +123,7 @@ def _measure(kind: str, nodes: int, limit: float) -> list[Row]:
         )
         if side in seconds:
             row.median_ms, row.calls = 1e3 * seconds[side], 1
-            row.note = f"{BUSY} {share:.0%} of the machine" if (share := neighbours.share()) > NOTICEABLE else ""
+            row.note = neighbours.note()
         else:
             row.note = note
         rows.append(row)
@@ -162,11 +161,7 @@ def _seconds(row: Row | None) -> str:
 
 def tables(rows: Sequence[Row]) -> str:
     """A section for each kind of processor."""
-    parts = []
-    for processor, found in report.by_processor(rows).items():
-        parts += [f"### Building on {processor}", report.markdown_table(_columns(), _lines(found))]
-        parts.append("  \n".join([*report.busy(found), report.origin(found, "python -m bench.building")]))
-    return "\n\n".join(parts) or "Not measured yet: `python -m bench.building` does."
+    return report.sections(rows, "Building on", "building", lambda r: report.markdown_table(_columns(), _lines(r)))
 
 
 def main() -> int:
@@ -188,7 +183,7 @@ def main() -> int:
             print(f"{kind}, {nodes:,} nodes: {_seconds(new[0])} s, {ALONE} {_seconds(new[1])} s", flush=True)
             if new[0].median_ms is None:
                 break  # longer chains would end at the limit too
-    Console(width=None if sys.stdout.isatty() else 170).print(report.terminal_table("", _columns(), _lines(rows)))
+    report.terminal().print(report.terminal_table("", _columns(), _lines(rows)))
     if not options.quick:
         results.update(results.BUILDING, rows, lambda row: True, lambda row: 0)
         pages.write()

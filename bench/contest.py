@@ -11,8 +11,8 @@ from bench.floor import zeroing_and_reading
 from bench.measure import Effort, time_sides
 from bench.memory import peak_extra_bytes
 from bench.peers import OURS, CannotRunError, HereSide, Peer, Side
-from bench.quiet import NOTICEABLE, Neighbours
-from bench.results import BUSY, Row, new_row
+from bench.quiet import Neighbours
+from bench.results import Row, new_row
 from bench.verify import first_difference, right_results
 
 OnProgress = Callable[[float], None]  # told the share of a case done since the last time
@@ -94,8 +94,8 @@ def run(
 
     neighbours = Neighbours()
     timings = time_sides(sides, effort, on_progress)
-    if (share := neighbours.share()) > NOTICEABLE:
-        notes[OURS] = f"{BUSY} {share:.0%} of the machine"
+    if note := neighbours.note():
+        notes[OURS] = note
         outcome.remarks.append(f"{case.work}, {case.dtype}: {notes[OURS]}, so take the figures for a guess")
     for side in dict.fromkeys((*timings, *notes)):
         row = new_row(case.name, case.work, case.dtype, side)

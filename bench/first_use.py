@@ -14,14 +14,12 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from bench import machine, report, results
 from bench.first_step import COMPILED
 from bench.measure import timing
 from bench.peers import OURS, TORCH
-from bench.quiet import NOTICEABLE, Neighbours
-from bench.results import BUSY, Row, new_row
+from bench.quiet import Neighbours
+from bench.results import Row, new_row
 from bench.training_cases import CASES, TrainingCase
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -65,15 +63,15 @@ def measured(cases: Sequence[TrainingCase], sides: Sequence[str], processes: int
                         if turn == 0:
                             _first_step(side, case, Path(name), at)
                     taken[side].append(_first_step(side, case, Path(name), at))
-            yield list(_rows(case, taken, neighbours.share()))
+            yield list(_rows(case, taken, neighbours.note()))
 
 
-def _rows(case: TrainingCase, taken: dict[str, list[tuple[float, float]]], share: float) -> Iterator[Row]:
+def _rows(case: TrainingCase, taken: dict[str, list[tuple[float, float]]], note: str) -> Iterator[Row]:
     for side, found in taken.items():
         for what, seconds in zip((side, side + PROCESSOR), zip(*found, strict=True), strict=True):
             row = new_row(case.name, case.work, "float32", what, machine.versions("onnxruntime", "numba", "torch"))
             row.set_timing(timing(list(seconds)))
-            row.note = f"{BUSY} {share:.0%} of the machine" if share > NOTICEABLE else ""
+            row.note = note
             yield row
 
 
@@ -94,11 +92,7 @@ def _cell(found: dict[tuple[str, str], Row], case: str, side: str) -> str:
 
 def tables(rows: Sequence[Row]) -> str:
     """A section for each kind of processor."""
-    parts = []
-    for processor, found in report.by_processor(rows).items():
-        parts += [f"### First steps on {processor}", report.markdown_table(_columns(), _lines(found))]
-        parts.append("  \n".join([*report.busy(found), report.origin(found, "python -m bench.first_use")]))
-    return "\n\n".join(parts) or "Not measured yet: `python -m bench.first_use` does."
+    return report.sections(rows, "First steps on", "first_use", lambda r: report.markdown_table(_columns(), _lines(r)))
 
 
 def _available(sides: Sequence[str]) -> list[str]:
@@ -126,9 +120,7 @@ def main() -> int:
     rows: list[Row] = []
     for found in measured(cases, sides, 1 if options.quick else options.processes):
         rows += found
-        Console(width=None if sys.stdout.isatty() else 170).print(
-            report.terminal_table("seconds (of processors)", _columns(), _lines(found))
-        )
+        report.terminal().print(report.terminal_table("seconds (of processors)", _columns(), _lines(found)))
     if not options.quick:
         here = {(row.case, row.side) for row in rows}
         results.update(results.FIRST_USE, rows, lambda row: (row.case, row.side) in here, lambda row: row.case)

@@ -14,16 +14,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
-from rich.console import Console
-
 import onnxgrad
 from bench import machine, report, results
 from bench.measure import Effort, time_sides
 from bench.peers import OURS, TORCH, CannotRunError
 from bench.peers.process import Process
-from bench.quiet import NOTICEABLE, Neighbours
-from bench.results import BUSY, Row, new_row
+from bench.quiet import Neighbours, warn_if_busy
+from bench.results import Row, new_row
 
 FULL, QUICK = Effort(4, 1.5, slow_calls=4), Effort(2, 0.2)
 STEPS, CLOSE = 3, 1e-3  # losses that are compared, and how far they may be apart
@@ -200,8 +197,7 @@ def _measure(name: str, work: str, folder: Path, effort: Effort, sides: dict[str
         neighbours = Neighbours()
         for side, timing in time_sides(sides, effort).items():
             rows[side].set_timing(timing)
-        if (share := neighbours.share()) > NOTICEABLE:
-            rows[OURS].note = f"{BUSY} {share:.0%} of the machine"
+        rows[OURS].note = neighbours.note()
     except CannotRunError as reason:
         rows[OURS].note = str(reason)
     return list(rows.values())
@@ -224,19 +220,17 @@ def _line(sides: report.Sides) -> list[str]:
 
 
 def tables(rows: Sequence[Row]) -> str:
-    """A section for each kind of processor, and how many are slower than PyTorch."""
-    parts = []
-    for processor, found in report.by_processor(rows).items():
-        cases = report.by_case(found)
-        ratios = {sides[OURS].case: report.ratio(sides.get(TORCH), sides[OURS]) for sides in cases}
-        slower = [name for name, many in ratios.items() if many is not None and many < 1]
-        words = f"{len(slower)} of {len(ratios)} are slower than PyTorch" + (
-            f": {', '.join(slower)}." if slower else "."
-        )
-        lines = [_line(sides) for sides in cases]
-        parts += [f"### On {processor}", report.markdown_table(COLUMNS, lines), words]
-        parts.append("  \n".join([*report.busy(found), report.origin(found, "python -m bench.models")]))
-    return "\n\n".join(parts) or "Not measured yet: `python -m bench.models` does."
+    """A section for each kind of processor."""
+    return report.sections(rows, "On", "models", _table)
+
+
+def _table(rows: Sequence[Row]) -> str:
+    """And how many are slower than PyTorch."""
+    cases = report.by_case(rows)
+    ratios = {sides[OURS].case: report.ratio(sides.get(TORCH), sides[OURS]) for sides in cases}
+    slower = [name for name, many in ratios.items() if many is not None and many < 1]
+    told = f"{len(slower)} of {len(ratios)} are slower than PyTorch" + (f": {', '.join(slower)}." if slower else ".")
+    return f"{report.markdown_table(COLUMNS, [_line(sides) for sides in cases])}\n\n{told}"
 
 
 def main() -> int:
@@ -249,9 +243,8 @@ def main() -> int:
     works = {name: work for name, (work, _) in architectures().items()}
     if unknown := [name for name in options.names if name not in works]:
         parser.error(f"there is no architecture {unknown[0]!r}, expected {', '.join(works)}")
-    console = Console(width=None if sys.stdout.isatty() else 170)
-    if (share := psutil.cpu_percent(interval=0.5)) > 100 * NOTICEABLE:
-        console.print(f"[yellow]Something else uses {share:.0f} % of the processor: figures will be noisy.[/]")
+    console = report.terminal()
+    warn_if_busy(console)
     rows: list[Row] = []
     sides = {OURS: Process(), TORCH: Process()}  # for all architectures, as importing the libraries takes long
     for name in options.names or works:

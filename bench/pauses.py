@@ -10,16 +10,13 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import psutil
-from rich.console import Console
-
 import onnxgrad
 from bench import machine, report, results
 from bench.measure import timing
 from bench.peers import OURS, TORCH
 from bench.peers.process import Process
-from bench.quiet import NOTICEABLE, Neighbours
-from bench.results import BUSY, Row, new_row
+from bench.quiet import Neighbours, warn_if_busy
+from bench.results import Row, new_row
 
 NETWORK = "mlp"
 PAUSES = (  # what the process does between steps, and for how many ms
@@ -57,12 +54,12 @@ def measured(times: int) -> list[Row]:
     for process in processes.values():
         process.close()
     rows = []
-    share = neighbours.share()
+    note = neighbours.note()
     for (place, side), found in seconds.items():
         rows.append(new_row(place, case.work, "float32", side, machine.versions("onnxruntime", "torch")))
         rows[-1].set_timing(timing(found))
-        if share > NOTICEABLE and side == OURS:
-            rows[-1].note = f"{BUSY} {share:.0%} of the machine"
+        if side == OURS:
+            rows[-1].note = note
     return rows
 
 
@@ -106,12 +103,9 @@ def _legend(rows: Sequence[Row]) -> str:
 
 def table(rows: Sequence[Row]) -> str:
     """A table for each kind of processor."""
-    parts = []
-    for processor, found in report.by_processor(rows).items():
-        parts += [f"### Pauses on {processor}", report.markdown_table(_columns(), _lines(found))]
-        notes = [_legend(found), *report.busy(found), report.origin(found, "python -m bench.pauses")]
-        parts.append("  \n".join(notes))
-    return "\n\n".join(parts) or "Not measured yet: `python -m bench.pauses` does."
+    return report.sections(
+        rows, "Pauses on", "pauses", lambda found: report.markdown_table(_columns(), _lines(found)), _legend
+    )
 
 
 def main() -> int:
@@ -120,9 +114,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.pauses", description="Training steps after pauses.")
     parser.add_argument("--quick", action="store_true", help="a short look: nothing is written")
     options = parser.parse_args()
-    console = Console(width=None if sys.stdout.isatty() else 170)
-    if (share := psutil.cpu_percent(interval=0.5)) > 100 * NOTICEABLE:
-        console.print(f"[yellow]Something else uses {share:.0f} % of the processor: figures will be noisy.[/]")
+    console = report.terminal()
+    warn_if_busy(console)
     rows = measured(2 if options.quick else 30)
     console.print(report.terminal_table("", _columns(), _lines(rows)))
     if not options.quick:

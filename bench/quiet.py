@@ -3,7 +3,9 @@
 import time
 
 import psutil
+from rich.console import Console
 
+BUSY = "other processes used"  # how the note of a row opens that was measured in company
 # Up to here it is the system's own housekeeping.
 NOTICEABLE = 0.05
 
@@ -18,6 +20,16 @@ class Neighbours:
         """Their part of all cores together, 0 to 1."""
         available = (time.perf_counter() - self._start) * (psutil.cpu_count() or 1)
         return max(0.0, (_seconds_of_others() - self._others) / available)
+
+    def note(self) -> str:
+        """For a row that was measured meanwhile; empty if others took next to nothing."""
+        return f"{BUSY} {share:.0%} of the machine" if (share := self.share()) > NOTICEABLE else ""
+
+
+def warn_if_busy(console: Console) -> None:
+    """Says before measuring that something else is at work."""
+    if (share := psutil.cpu_percent(interval=0.5)) > 100 * NOTICEABLE:
+        console.print(f"[yellow]Something else uses {share:.0f} % of the processor: figures will be noisy.[/]")
 
 
 def _seconds_of_others() -> float:

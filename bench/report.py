@@ -1,12 +1,15 @@
 """How figures are told, on the terminal and on pages, and the tables of operators."""
 
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 
+from rich.console import Console
 from rich.table import Table
 
 from bench.cases import FLOOR, INTO, MEMORY
 from bench.peers import NUMPY, ORT_TRAINING, OURS, TORCH
-from bench.results import BUSY, Row
+from bench.quiet import BUSY
+from bench.results import Row
 
 PEERS = (ORT_TRAINING, TORCH, NUMPY)
 NOTHING = "–"
@@ -77,6 +80,26 @@ def terminal_table(title: str, columns: Sequence[str], lines: Lines, left: int =
     for line in lines:
         table.add_row(*(cell.replace("<br>", "\n").replace("**", "") for cell in line))
     return table
+
+
+def terminal(width: int = 170) -> Console:
+    """Wide enough for tables where it is not a terminal."""
+    return Console(width=None if sys.stdout.isatty() else width)
+
+
+def sections(
+    rows: Iterable[Row],
+    heading: str,
+    module: str,
+    table: Callable[[list[Row]], str],
+    legend: Callable[[list[Row]], str | None] = lambda rows: None,
+) -> str:
+    """A section for each kind of processor: a table, and how it was measured by that module of bench."""
+    parts = []
+    for processor, found in by_processor(rows).items():
+        told = [legend(found), *busy(found), origin(found, f"python -m bench.{module}")]
+        parts += [f"### {heading} {processor}", table(found), "  \n".join(filter(None, told))]
+    return "\n\n".join(parts) or f"Not measured yet: `python -m bench.{module}` does."
 
 
 def origin(rows: Sequence[Row], command: str) -> str:

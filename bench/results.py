@@ -23,7 +23,6 @@ STEP_FILES = FOLDER / "step_files.csv"
 FIRST_USE = FOLDER / "first_use.csv"
 PROFILE = FOLDER / "step_profile.csv"
 THREADS = FOLDER / "threads.csv"
-BUSY = "other processes used"  # how the note of a row opens that was measured in company
 
 
 @dataclass

@@ -14,7 +14,6 @@ import numpy as np
 import onnx
 import onnxruntime
 from onnx import helper
-from rich.console import Console
 
 import onnxgrad
 from bench import machine, report, results
@@ -22,8 +21,8 @@ from bench.cases import Case, all_cases, output_types
 from bench.measure import FULL, QUICK, Effort, Timing, time_sides
 from bench.peers import CannotRunError, HereSide
 from bench.peers.ort_training_peer import OrtTrainingPeer, StockPeer
-from bench.quiet import NOTICEABLE, Neighbours
-from bench.results import BUSY, Row, new_row
+from bench.quiet import Neighbours
+from bench.results import Row, new_row
 
 DIRECTLY, INSIDE = "directly", "in a session"
 CHAIN = 50
@@ -145,9 +144,9 @@ def measured(effort: Effort) -> list[Row]:
     rows.append(new_row("chain", f"one more node of {CHAIN}", "int64", INSIDE, versions))
     rows[-1].median_ms, rows[-1].best_ms = (_added(chains, name) for name in ("median_ms", "best_ms"))
     rows += _smallest_sessions(next(c for c in cases if c.operator == "broadcast_gradient_args"), effort)
-    if (share := neighbours.share()) > NOTICEABLE:
+    if note := neighbours.note():
         for row in rows:
-            row.note = f"{BUSY} {share:.0%} of the machine"
+            row.note = note
     return rows
 
 
@@ -158,22 +157,19 @@ def _added(chains: dict[str, Timing], name: str) -> float:
 
 def tables(rows: Sequence[Row]) -> str:
     """A section for each kind of processor."""
-    parts = []
-    for processor, found in report.by_processor(rows).items():
-        parts.append(f"### Sessions on {processor}")
-        beside = [r for r in found if r.side in (DIRECTLY, INSIDE)]
-        parts.append(report.markdown_table(["work, float32, ms", DIRECTLY, INSIDE, "times"], _lines(beside)))
-        versions = list(dict.fromkeys(r.side for r in found if r.side not in (DIRECTLY, INSIDE)))
-        lines = []
-        for sides in report.by_case(r for r in found if r.side in versions):
-            work = next(iter(sides.values())).work
-            lines.append([work, *(_figure(sides.get(version), 1e3) for version in versions)])
-        parts.append(report.markdown_table(["µs", *versions], lines))
-        told = (
-            "The median, and from which to which time eight calls of ten take; where it says so, the best of 21 runs."
-        )
-        parts.append("  \n".join([told, *report.busy(found), report.origin(found, "python -m bench.sessions")]))
-    return "\n\n".join(parts)
+    told = "The median, and from which to which time eight calls of ten take; where it says so, the best of 21 runs."
+    return report.sections(rows, "Sessions on", "sessions", _tables, lambda found: told)
+
+
+def _tables(rows: Sequence[Row]) -> str:
+    beside = [r for r in rows if r.side in (DIRECTLY, INSIDE)]
+    versions = list(dict.fromkeys(r.side for r in rows if r.side not in (DIRECTLY, INSIDE)))
+    lines = []
+    for sides in report.by_case(r for r in rows if r.side in versions):
+        work = next(iter(sides.values())).work
+        lines.append([work, *(_figure(sides.get(version), 1e3) for version in versions)])
+    first = report.markdown_table(["work, float32, ms", DIRECTLY, INSIDE, "times"], _lines(beside))
+    return f"{first}\n\n{report.markdown_table(['µs', *versions], lines)}"
 
 
 def _lines(rows: Sequence[Row]) -> report.Lines:
@@ -205,9 +201,7 @@ def main() -> int:
     options = parser.parse_args()
     rows = measured(QUICK if options.quick else FULL)
     beside = [r for r in rows if r.side in (DIRECTLY, INSIDE)]
-    Console(width=None if sys.stdout.isatty() else 170).print(
-        report.terminal_table("", ["work, float32, ms", DIRECTLY, INSIDE, "times"], _lines(beside))
-    )
+    report.terminal().print(report.terminal_table("", ["work, float32, ms", DIRECTLY, INSIDE, "times"], _lines(beside)))
     if not options.quick:
         results.update(results.SESSIONS, rows, lambda row: True, lambda row: 0)
         pages.write()

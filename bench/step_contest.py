@@ -4,7 +4,6 @@ Where the losses of the first steps differ, nothing is timed.
 """
 
 import argparse
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -13,18 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import psutil
 from rich.console import Console
 from rich.table import Table
 
 import onnxgrad
-from bench import results
+from bench import report, results
 from bench.measure import Effort, time_sides
 from bench.peers import CannotRunError
 from bench.peers.process import Process
-from bench.quiet import NOTICEABLE, Neighbours
-from bench.report import Lines, busy, by_case, by_processor, headings, markdown_table, origin, terminal_table
-from bench.results import BUSY, Row, new_row
+from bench.quiet import Neighbours, warn_if_busy
+from bench.results import Row, new_row
 from bench.training_report import LONG_RUN, RUNS, SHORT_RUN, step_legend, step_time
 
 if TYPE_CHECKING:
@@ -55,30 +52,27 @@ class StepContest:
 
     def tables(self, rows: Sequence[Row]) -> str:
         """For docs/speed.md: a section for each kind of processor."""
-        if not rows:
-            return "Not measured yet."
-        parts = []
-        for processor, measured in by_processor(rows).items():
-            table = markdown_table(self._columns(measured), self._lines(measured))
-            legend = f"{step_legend(self.sides[0])} **Bold**: faster."
-            told = "  \n".join([legend, *busy(measured), origin(measured, f"python -m bench.{self.name}")])
-            parts += [f"### {self.heading} on {processor}", table, told]
-        return "\n\n".join(parts)
+
+        def table(found: Sequence[Row]) -> str:
+            return report.markdown_table(self._columns(found), self._lines(found))
+
+        legend = f"{step_legend(self.sides[0])} **Bold**: faster."
+        return report.sections(rows, f"{self.heading} on", self.name, table, lambda found: legend)
 
     def _columns(self, rows: Sequence[Row]) -> list[str]:
-        return [self.first_column, f"{self.sides[0]} ms", *headings(rows, self.sides[1:])]
+        return [self.first_column, f"{self.sides[0]} ms", *report.headings(rows, self.sides[1:])]
 
-    def _lines(self, rows: Sequence[Row]) -> Lines:
+    def _lines(self, rows: Sequence[Row]) -> report.Lines:
         return [
             [sides[self.sides[0]].work, *(step_time(sides[side], sides[self.sides[0]]) for side in self.sides)]
-            for sides in by_case(rows)
+            for sides in report.by_case(rows)
         ]
 
     def main(self, arguments: Sequence[str] | None, cases: "Sequence[TrainingCase]") -> int:
         """The command; 1 if a case could not be timed."""
 
         def table(rows: Sequence[Row]) -> Table:
-            return terminal_table("", self._columns(rows), self._lines(rows))
+            return report.terminal_table("", self._columns(rows), self._lines(rows))
 
         return command(self.name, self.description, arguments, cases, self._timing, table, self.file)
 
@@ -116,10 +110,9 @@ class StepContest:
         for side, timing in time_sides(processes, effort).items():
             rows[side].set_timing(timing)
             rows[side].loss = float(losses[side][-1])
-        if (share := neighbours.share()) > NOTICEABLE:
-            ours = rows[self.sides[0]]
-            ours.note = f"{BUSY} {share:.0%} of the machine"
-            console.print(f"[yellow]{case.work}: {ours.note}, so take the figures for a guess.[/]")
+        if note := neighbours.note():
+            rows[self.sides[0]].note = note
+            console.print(f"[yellow]{case.work}: {note}, so take the figures for a guess.[/]")
         return list(rows.values())
 
 
@@ -145,9 +138,8 @@ def command(
     options = parser.parse_args(arguments)
     if unknown := [network for network in options.networks if network not in names]:
         parser.error(f"there is no network {unknown[0]!r}, expected {', '.join(names)}")
-    console = Console(width=None if sys.stdout.isatty() else 170)
-    if (share := psutil.cpu_percent(interval=0.5)) > 100 * NOTICEABLE:
-        console.print(f"[yellow]Something else uses {share:.0f} % of the processor: figures will be noisy.[/]")
+    console = report.terminal()
+    warn_if_busy(console)
     rows: list[Row] = []
     was_refused = False
     try:

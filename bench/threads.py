@@ -15,8 +15,8 @@ from bench import machine, report, results
 from bench.measure import time_sides
 from bench.peers import OURS, TORCH
 from bench.peers.process import Process
-from bench.quiet import NOTICEABLE, Neighbours
-from bench.results import BUSY, Row, new_row
+from bench.quiet import Neighbours
+from bench.results import Row, new_row
 from bench.step_contest import FULL, QUICK, STEPS, DifferentLossesError, TimeCase, command
 from bench.training_report import step_time
 
@@ -63,8 +63,8 @@ def _rows(
     for side, timing in time_sides(processes, QUICK if is_quick else FULL).items():
         rows[side].set_timing(timing)
         rows[side].loss = float(losses[side][-1])
-    if (share := neighbours.share()) > NOTICEABLE:
-        rows[OURS].note = f"{BUSY} {share:.0%} of the machine"
+    if note := neighbours.note():
+        rows[OURS].note = note
         console.print(f"[yellow]{case.work}: {rows[OURS].note}, so take the figures for a guess.[/]")
     return list(rows.values())
 
@@ -89,12 +89,10 @@ def on_terminal(rows: Sequence[Row]) -> Table:
 
 def tables(rows: Sequence[Row]) -> str:
     """For docs/speed.md: a section for each kind of processor."""
-    parts = []
-    for processor, measured in report.by_processor(rows).items():
-        legend = "Milliseconds a step as above; then how many times as fast as on one thread. **Bold**: faster."
-        told = "  \n".join([legend, *report.busy(measured), report.origin(measured, "python -m bench.threads")])
-        parts += [f"### Threads of {processor}", report.markdown_table(COLUMNS, _lines(measured)), told]
-    return "\n\n".join(parts) or "Not measured yet: `python -m bench.threads` does."
+    legend = "Milliseconds a step as above; then how many times as fast as on one thread. **Bold**: faster."
+    return report.sections(
+        rows, "Threads of", "threads", lambda found: report.markdown_table(COLUMNS, _lines(found)), lambda found: legend
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -23,8 +23,8 @@ from bench.measure import time_sides
 from bench.peers import ORT_TRAINING, OURS, TORCH, CannotRunError, Side
 from bench.peers.ort_training_peer import OrtTrainingPeer
 from bench.peers.process import Process
-from bench.quiet import NOTICEABLE, Neighbours
-from bench.results import BUSY, Row, new_row
+from bench.quiet import Neighbours
+from bench.results import Row, new_row
 from bench.step_contest import FULL, QUICK, STEPS, DifferentLossesError, TimeCase, command
 from bench.training_cases import CASES, TrainingCase
 from bench.training_memory import peak_bytes
@@ -68,8 +68,8 @@ class Contest:
         neighbours = Neighbours()
         for side, timing in time_sides(sides, QUICK if self._is_quick else FULL).items():
             rows[side].set_timing(timing)
-        if (share := neighbours.share()) > NOTICEABLE:
-            rows[OURS].note = f"{BUSY} {share:.0%} of the machine"
+        if note := neighbours.note():
+            rows[OURS].note = note
             self._console.print(f"[yellow]{case.work}: {rows[OURS].note}, so take the figures for a guess.[/]")
         if not self._is_quick:
             self._measure_memory(case, rows)

@@ -10,17 +10,14 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
-from rich.console import Console
-
 import onnxgrad
 from bench import report
 from bench.cases import all_cases
 from bench.measure import Effort, time_sides
 from bench.peers import OURS, CannotRunError
 from bench.peers.process import Process
-from bench.quiet import NOTICEABLE, Neighbours
-from bench.results import BUSY, Row, new_row
+from bench.quiet import Neighbours, warn_if_busy
+from bench.results import Row, new_row
 
 TRAINING, OPERATORS = Effort(9, 2.0, calls=40, slow_calls=10), Effort(9, 0.25)
 QUICK = Effort(3, 0.1)
@@ -53,7 +50,7 @@ class Versions:
             rows[name].set_timing(timing)
         many = report.ratio(rows[NEW], rows[OLD]) or 1.0
         best = (rows[NEW].best_ms or 1.0) / (rows[OLD].best_ms or 1.0)
-        remark = f"{BUSY} {share:.0%}" if (share := neighbours.share()) > NOTICEABLE else ""
+        remark = neighbours.note()
         told = f"{many:.3f}" + (" ✗" if many > NOTICED else "")
         self.lines.append([work, report.median(rows[OLD]), report.median(rows[NEW]), told, f"{best:.3f}", remark])
         print(*self.lines[-1], sep=" | ", flush=True)
@@ -75,9 +72,8 @@ def main() -> int:
             parser.error(f"there is no package onnxgrad in {folder}")
     from bench.training_cases import CASES
 
-    console = Console(width=None if sys.stdout.isatty() else 170)
-    if (busy := psutil.cpu_percent(interval=0.5)) > 100 * NOTICEABLE:
-        console.print(f"[yellow]Something else uses {busy:.0f} % of the processor: figures will be noisy.[/]")
+    console = report.terminal()
+    warn_if_busy(console)
     folders = {OLD: options.old.resolve(), NEW: options.new.resolve()}
     versions, threads = Versions(folders, QUICK if options.quick else None), onnxgrad.get_num_threads()
     with tempfile.TemporaryDirectory() as name:

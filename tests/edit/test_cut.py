@@ -173,3 +173,19 @@ def test_on_the_command_line(tmp_path):
     assert again.exit_code == 2 and "is the model itself" in again.output
     wrong = cut("--output", "nothing", "-o", tmp_path / "wrong.onnx")
     assert wrong.exit_code == 2 and not (tmp_path / "wrong.onnx").exists()
+
+
+def test_a_graph_of_onnxruntime_training_on_the_command_line(tmp_path):
+    """It has operators among ONNX's own that onnx does not know."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 15]>
+    g (float[1,1,1,1] dY, int64[1,1,1,1] at) => (float[1,1,2,2] y) {
+        dX = MaxPoolGrad <kernel_shape = [2, 2]> (dY, at)
+        x = Relu (dX)
+        y = Neg (x)
+    }""")
+    onnx.save(model, tmp_path / "model.onnx")
+    arguments = ["cut", str(tmp_path / "model.onnx"), "--output", "x", "-o", str(tmp_path / "part.onnx")]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 0, result.output
+    part = onnx.load(tmp_path / "part.onnx")
+    assert [node.op_type for node in part.graph.node] == [node.op_type for node in onnxgrad.cut(model, "x").graph.node]

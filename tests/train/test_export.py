@@ -104,13 +104,13 @@ def test_a_model_that_is_refused_is_not_written(damage, tmp_path, monkeypatch):
     trainer.export(path)
     before = path.read_bytes()
 
-    def spoil(model):
+    def spoil(model, arrays):
         if damage == "onnx":
             model.graph[0].attributes["spoilt"] = ir.AttrInt64("spoilt", 1)
         else:  # types, which onnx does not check
             model.graph.outputs[0].dtype = ir.DataType.INT64
 
-    monkeypatch.setattr(trainer_module, "to_inference_mode", spoil)
+    monkeypatch.setattr(trainer_module, "put_back", spoil)
     with pytest.raises(RuntimeError, match=f"^'{path}' is not written, because {damage} refuses the model"):
         trainer.export(path)
     assert path.read_bytes() == before and [p.name for p in tmp_path.iterdir()] == [path.name]

@@ -18,12 +18,15 @@ from onnxgrad.autodiff.reference.loops import Loop, Scan
 from onnxgrad.autodiff.reference.normalization import NORMALIZATIONS
 from onnxgrad.autodiff.reference.recurrent import FAILING, RECURRENT
 from onnxgrad.autodiff.reference.windows import WINDOWS
+from onnxgrad.functions.add_functions import all_nodes
 from onnxgrad.graph.files import expect_weights, load
 from onnxgrad.op import operator_of, reference_ops
+from onnxgrad.passes.convert_opset import OLDEST_OPSET
 from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.expand_contrib import is_fused
 from onnxgrad.passes.finish import FINISH
-from onnxgrad.passes.prepare import OLDEST_OPSET, TO_NEW_OPSET, lift_initializers, prepare
+from onnxgrad.passes.lift_weights import lift_initializers
+from onnxgrad.passes.prepare import TO_NEW_OPSET, prepare
 from onnxgrad.passes.validate import validate
 from onnxgrad.passes.write_gradients import is_gradient
 from onnxgrad.rules.contrib_schemas import contrib_ops, fast_gelu, gelu
@@ -266,15 +269,7 @@ def session_if_possible(model: onnx.ModelProto) -> Any:
 
 def has_ours(model: onnx.ModelProto) -> bool:
     """Whether an operator of ours is in it; a session that knows them takes many times as long to make."""
-    return any(map(_has_ours, (model.graph, *model.functions)))
-
-
-def _has_ours(graph: onnx.GraphProto | onnx.FunctionProto) -> bool:
-    return any(
-        operator_of(node.domain, node.op_type) is not None
-        or any(_has_ours(inner) for a in node.attribute for inner in ([a.g] if a.HasField("g") else a.graphs))
-        for node in graph.node
-    )
+    return any(operator_of(node.domain, node.op_type) is not None for node in all_nodes(model))
 
 
 def _with_named_outputs(model: onnx.ModelProto) -> onnx.ModelProto:

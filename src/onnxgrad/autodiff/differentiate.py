@@ -12,7 +12,7 @@ from onnxgrad.graph.gradients import gradient_value, whole_gradient
 from onnxgrad.graph.head import without_word
 from onnxgrad.graph.quantization import OF_INTEGERS
 from onnxgrad.graph.suggest import listed, suggestion
-from onnxgrad.graph.tensor import Tensor
+from onnxgrad.graph.tensor import Tensor, may_be_float
 from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.finish import FINISH
 from onnxgrad.passes.prepare import prepare
@@ -148,7 +148,7 @@ def _results(graph: ir.Graph, of: str | Sequence[str] | None, caller: str) -> li
     if not outputs:
         raise ValueError(f"{caller}: the model has no outputs to differentiate")
     if of is None:
-        smooth = [v for v in graph.outputs if v.dtype is None or v.dtype.is_floating_point()]
+        smooth = [v for v in graph.outputs if may_be_float(v)]
         if len(smooth) != 1:
             raise ValueError(f"{caller}: name the output to differentiate with `of`; available: {listed(outputs)}")
         return smooth

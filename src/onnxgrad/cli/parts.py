@@ -36,17 +36,13 @@ def cut(model: Path, outputs: Sequence[str], inputs: Sequence[str], output: Path
     onnxgrad cut model.onnx --output /layer4/Relu_output_0 -o features.onnx
     onnxgrad cut model.onnx --input features --output logits -o head.onnx
     """
-    from onnxgrad.edit.cut import cut_draft
+    from onnxgrad.edit.cut import cut as cut_model
     from onnxgrad.graph.files import expect_place, load
-    from onnxgrad.passes.draft import Draft
-    from onnxgrad.passes.validate import validate
 
     expect_place(output)
     loaded = load(model, "cut")
     expect_other_files(model, loaded, output, overwrite)
-    draft = Draft(loaded, "cut").run([validate])
-    cut_draft(draft, outputs, inputs)
-    _write(draft.model, output, model)
+    _write(cut_model(loaded, outputs, inputs), output, model)
 
 
 @command

@@ -136,10 +136,8 @@ def prepare(options: Options, processes: Processes | None = None) -> Prepared:
     needed = [field.name for field in wanted]
     expect_columns(str(options.model), needed)
     is_validated = validation_of(options) is not None
-    if options.metric and not is_validated:
-        raise ValueError("--metric needs validation examples: name a file or a share with --val")
-    for name, is_given in (("--keep-best", options.keep_best), ("--early-stopping", options.early_stopping)):
-        if is_given and not is_validated:
+    for name in ("--metric", "--keep-best", "--early-stopping"):
+        if getattr(options, name[2:].replace("-", "_")) and not is_validated:
             raise ValueError(f"{name} needs validation examples: name a file or a share with --val")
     metrics = specs.metrics_by_name(options.metric, loss, outputs, needed, of_sigmoid(graph))
     _expect_comparable(options, metrics)
@@ -161,6 +159,21 @@ def prepare(options: Options, processes: Processes | None = None) -> Prepared:
             f"{batches.examples} examples in batches of {options.batch_size} make no update: lower --batch-size, "
             "--accumulate or leave out --drop-last"
         )
+    trainer = _trainer(options, loaded, loss, updates, processes)
+    validating = None
+    if held_out is not None:
+        validating = Batches(held_out, options.batch_size, shuffle=False, workers=options.workers)
+    trainer.expect_sizes(batches, validating)
+    _try_out("--data", trainer, source, options.batch_size, {})
+    if held_out is not None:
+        _try_out("--val", trainer, held_out, options.batch_size, metrics)
+    return Prepared(trainer, loss, batches, validating, metrics, updates, remarks, source.classes, writes_adapters)
+
+
+def _trainer(
+    options: Options, loaded: ir.Model, loss: Total | str, updates: int, processes: Processes | None
+) -> Trainer:
+    """With the state of the checkpoint that is to be resumed, if any."""
     given = {"lr": options.lr, "weight_decay": options.weight_decay, "momentum": options.momentum}
     optimizer = specs.optimizer(options.optimizer, given, options.group)
     schedule = specs.schedule(options.schedule, options.warmup, updates)
@@ -180,14 +193,7 @@ def prepare(options: Options, processes: Processes | None = None) -> Prepared:
     )  # fmt: skip
     if options.resume is not None:
         trainer.restore(options.resume)
-    validating = None
-    if held_out is not None:
-        validating = Batches(held_out, options.batch_size, shuffle=False, workers=options.workers)
-    trainer.expect_sizes(batches, validating)
-    _try_out("--data", trainer, source, options.batch_size, {})
-    if held_out is not None:
-        _try_out("--val", trainer, held_out, options.batch_size, metrics)
-    return Prepared(trainer, loss, batches, validating, metrics, updates, remarks, source.classes, writes_adapters)
+    return trainer
 
 
 def _with_adapters(loaded: ir.Model, options: Options) -> ir.Model:

@@ -16,8 +16,10 @@ from safetensors.numpy import save_file
 from onnxgrad.edit.lora import add_adapter, finished, loaded_for_adapters, shapes_of
 from onnxgrad.edit.targets import find_targets
 from onnxgrad.graph.adapters import CONV, EMBEDDING, Adapter, adapters_of, array_of, names_of
-from onnxgrad.graph.files import as_given, expect_place, load, replaced, replaced_together
+from onnxgrad.graph.files import as_given, expect_folder, expect_place, load, replaced, replaced_together
+from onnxgrad.graph.initializers import set_numbers
 from onnxgrad.graph.suggest import listed, suggestion
+from onnxgrad.graph.tensor import is_float
 from onnxgrad.runtime.register import require_onnxruntime
 from onnxgrad.tensor_types import Array
 
@@ -84,17 +86,12 @@ def _write(model: ir.Model, trained: Mapping[str, Array], path: Path) -> list[Pa
         with replaced(path) as draft:
             save_file(arrays, draft, metadata={"format": "pt", SETTINGS: settings})
         return [path]
-    _expect_parent(path)
+    expect_folder(path)
     path.mkdir(exist_ok=True)
     with replaced_together(path / CONFIG) as folder:
         save_file(arrays, folder / WEIGHTS, metadata={"format": "pt"})
         (folder / CONFIG).write_text(settings + "\n")
     return [path / WEIGHTS, path / CONFIG]
-
-
-def _expect_parent(path: Path) -> None:
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"the folder {str(path.parent)!r} to write {path.name!r} into does not exist")
 
 
 def _write_for_onnxruntime(
@@ -363,12 +360,12 @@ def _fill(graph: ir.Graph, adapters: Sequence[Adapter], file: _File) -> None:
         shapes = array_of(graph, adapter.A).shape, array_of(graph, adapter.B).shape
         _expect_shapes(file, module, (a, b), shapes)
         scale = file.scale(module, adapter.rank)
-        _set(graph, adapter.A, a)
-        _set(graph, adapter.B, b if scale is None else b * b.dtype.type(scale / adapter.scale))
+        set_numbers(graph.initializers[adapter.A], a)
+        set_numbers(graph.initializers[adapter.B], b if scale is None else b * b.dtype.type(scale / adapter.scale))
 
 
 def _set_weight(graph: ir.Graph, name: str, array: Array, file: _File) -> None:
-    floats = [n for n, v in graph.initializers.items() if v.dtype is not None and v.dtype.is_floating_point()]
+    floats = [n for n, v in graph.initializers.items() if is_float(v)]
     found = _matching(name, floats)
     if found is None:
         raise ValueError(
@@ -381,11 +378,4 @@ def _set_weight(graph: ir.Graph, name: str, array: Array, file: _File) -> None:
             f"load_adapter: {str(file.path)!r} has {name!r} in the shape {list(turned.shape)}, expected "
             f"{list(shape)} as ONNX has it"
         )
-    _set(graph, found, turned)
-
-
-def _set(graph: ir.Graph, name: str, array: Array) -> None:
-    value = graph.initializers[name]
-    assert value.const_value is not None
-    kind = value.const_value.dtype
-    value.const_value = ir.Tensor(array.astype(kind.numpy(), order="C"), dtype=kind, name=name)
+    set_numbers(graph.initializers[found], turned)

@@ -7,7 +7,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.graph.builder import Builder, evaluate
-from onnxgrad.graph.node import captured
+from onnxgrad.graph.node import captured, named, values_read
 from onnxgrad.graph.replace import take_place
 from onnxgrad.graph.tensor import Dim, dims_of
 from onnxgrad.passes.draft import Draft
@@ -69,7 +69,7 @@ class ClassAxis:
         self._old = old
         self.at[result] = axis
         for node in self._graph:
-            read = [*(v for v in node.inputs if v is not None), *captured(node)]
+            read = values_read(node)
             lost = next((self.lost[v] for v in read if v in self.lost), None)
             if lost is not None:
                 self.lost |= dict.fromkeys(node.outputs, lost)
@@ -83,7 +83,7 @@ class ClassAxis:
         except CannotError as error:
             del self.edits[before:]
             first = next(v for v in self.at if v in node.inputs or v in captured(node))
-            self.lost |= dict.fromkeys(node.outputs, Lost(f"{_named(node)} {error}", str(first.name)))
+            self.lost |= dict.fromkeys(node.outputs, Lost(f"{named(node)} {error}", str(first.name)))
             return
         if axis is not None:
             self.at |= dict.fromkeys(node.outputs, axis)
@@ -399,10 +399,6 @@ def _with_numbers(kind: str) -> int | None:
     if kind in BROADCAST or kind in ("Shape", "Size"):
         return None
     raise CannotError("looks up what the old ones are called")
-
-
-def _named(node: ir.Node) -> str:
-    return f"{node.op_type} (node {node.name!r})"
 
 
 def in_words(dims: Sequence[Dim]) -> str:

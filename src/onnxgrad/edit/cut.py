@@ -45,15 +45,13 @@ def cut_draft(draft: Draft, outputs: Sequence[str], inputs: Sequence[str]) -> No
     starts = [_input(draft, known, name) for name in dict.fromkeys(inputs)]
     for value in ends:
         value.type, value.shape = value.type or known[str(value.name)].type, named_dims(known[str(value.name)])
-    graph.outputs.clear()
-    graph.outputs.extend(ends)
+    graph.outputs[:] = ends
     drop_dead(draft)
     unused = next((v for v in starts if not v.uses()), None)
     if unused is not None:
         raise ValueError(f"{draft.caller}: outputs do not depend on {unused.name!r}, which inputs names")
     others = [v for v in graph.inputs if v not in starts and v.uses()]
-    graph.inputs.clear()
-    graph.inputs.extend([*starts, *others])
+    graph.inputs[:] = [*starts, *others]
     common.RemoveUnusedFunctionsPass()(draft.model)  # type: ignore[no-untyped-call]
     common.RemoveUnusedOpsetsPass()(draft.model)
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import onnx_ir as ir
 
 from onnxgrad.edit.class_axis import constants
+from onnxgrad.graph.node import named
 from onnxgrad.graph.quantization import OF_INTEGERS
 from onnxgrad.graph.suggest import listed
 from onnxgrad.graph.tensor import dims_of
@@ -46,7 +47,7 @@ def find_head(draft: Draft, known: Mapping[str, ir.Value], value: ir.Value) -> H
     found = _products_before(value, known, constants(draft.graph))
     if not found:
         maker = value.producer()
-        by = "" if maker is None else f", which {_named(maker)} computes"
+        by = "" if maker is None else f", which {named(maker)} computes"
         raise ValueError(
             f"{draft.caller}: no product or convolution with weights is before {value.name!r}{by}, so that there is no "
             "head to replace: onnxgrad.join() puts one behind it"
@@ -98,18 +99,18 @@ def _head(draft: Draft, known: Mapping[str, ir.Value], node: ir.Node, at: int) -
     kind = node.op_type
     if kind in TREES and node.domain == ML:
         raise ValueError(
-            f"{draft.caller}: {_named(node)} has no weights that a gradient could change: train trees where they came "
+            f"{draft.caller}: {named(node)} has no weights that a gradient could change: train trees where they came "
             "from; onnxgrad.cut() and onnxgrad.join() put a head behind what is before them"
         )
     if kind in OF_INTEGERS:
         raise ValueError(
-            f"{draft.caller}: {_named(node)} multiplies integers, whose weights cannot be trained: replace the head of "
+            f"{draft.caller}: {named(node)} multiplies integers, whose weights cannot be trained: replace the head of "
             "the model before it is quantized, or of one with QuantizeLinear and DequantizeLinear"
         )
     weight_axis = _weight_axis(node, at)
     if weight_axis is None:
         raise ValueError(
-            f"{draft.caller}: the last weights are those of {_named(node)}, expected MatMul, Gemm or a convolution: "
+            f"{draft.caller}: the last weights are those of {named(node)}, expected MatMul, Gemm or a convolution: "
             "append a head with onnxgrad.join()"
         )
     data, weight = node.inputs[1 - at], node.inputs[at]
@@ -119,16 +120,16 @@ def _head(draft: Draft, known: Mapping[str, ir.Value], node: ir.Node, at: int) -
     else:
         dims = dims_of(known[str(weight.name)])
         if dims is None or len(dims) < 2 or not all(isinstance(d, int) for d in dims):
-            raise ValueError(f"{draft.caller}: {_named(node)} has a weight of the shape {dims}, expected a matrix")
+            raise ValueError(f"{draft.caller}: {named(node)} has a weight of the shape {dims}, expected a matrix")
         shape = tuple(int(d) for d in dims if isinstance(d, int))
     if kind not in CONVOLUTIONS and len(shape) != 2:
-        raise ValueError(f"{draft.caller}: {_named(node)} has a weight of the shape {list(shape)}, expected a matrix")
+        raise ValueError(f"{draft.caller}: {named(node)} has a weight of the shape {list(shape)}, expected a matrix")
     bias_at = {"Gemm": 2, "FusedGemm": 2, "Conv": 2, "FusedConv": 2, "ConvTranspose": 2, WEIGHT_WITHIN: 5}.get(kind)
     if kind in CONVOLUTIONS:
         return Head(node, data, at, bias_at, shape, weight_axis, 1)
     rank = 2 if "Gemm" in kind else len(dims_of(known[str(node.outputs[0].name)]) or ())
     if not rank:
-        raise ValueError(f"{draft.caller}: {_named(node)} has a result whose number of dimensions is not known")
+        raise ValueError(f"{draft.caller}: {named(node)} has a result whose number of dimensions is not known")
     return Head(node, data, at, bias_at, shape, weight_axis, rank - 1 if at == 1 else rank - 2)
 
 
@@ -145,7 +146,3 @@ def _weight_axis(node: ir.Node, at: int) -> int | None:
     if kind in ("Gemm", "FusedGemm") and at == 1:
         return int(not node.attributes.get_int("transB", 0))
     return 1 if kind == WEIGHT_WITHIN else None
-
-
-def _named(node: ir.Node) -> str:
-    return f"{node.op_type} (node {node.name!r})"

@@ -6,6 +6,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from onnxgrad.graph.initializers import add_initializer
 from onnxgrad.tensor_types import Array
 
 
@@ -20,7 +21,4 @@ def new_parameter(graph: ir.Graph, name: str, numbers: Array, dtype: ir.DataType
     """An initializer; its name gets a number if there is something of that name."""
     taken = {v.name for v in (*graph.inputs, *graph.initializers.values(), *(v for n in graph for v in n.outputs))}
     free = next(n for n in (name, *(f"{name}_{k}" for k in range(1, len(taken) + 2))) if n not in taken)
-    tensor = ir.Tensor(numbers, dtype=dtype, name=free)
-    value = ir.Value(name=free, type=ir.TensorType(dtype), shape=ir.Shape(numbers.shape), const_value=tensor)
-    graph.register_initializer(value)
-    return value
+    return add_initializer(graph, free, numbers, dtype)

@@ -11,11 +11,12 @@ from onnxgrad.graph.head import head_of, note_head
 from onnxgrad.graph.suggest import listed, suggestion
 from onnxgrad.graph.tensor import Dim, dims_of
 from onnxgrad.graph.torch_export import PARAMETER, PRODUCER, forget_signature, mark
+from onnxgrad.passes.convert_opset import convert_to
 from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.expand_training import adopt_strays
 from onnxgrad.passes.find_parameters import find_parameters
 from onnxgrad.passes.finish import drop_dead
-from onnxgrad.passes.prepare import RESTORE, convert_to, inline_functions
+from onnxgrad.passes.prepare import RESTORE, inline_functions
 from onnxgrad.passes.validate import validate
 from onnxgrad.passes.write_gradients import bind_names, unbind_names
 
@@ -215,8 +216,7 @@ def _move(first: ir.Graph, second: ir.Graph, pairs: Connections) -> None:
     for value in initializers:
         first.register_initializer(value)
     first.extend(nodes)
-    first.outputs.clear()
-    first.outputs.extend([*others, *results])
+    first.outputs[:] = [*others, *results]
 
 
 def _merge_functions(one: ir.Model, two: ir.Model, caller: str) -> None:

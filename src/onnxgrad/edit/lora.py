@@ -10,9 +10,12 @@ import onnx_ir as ir
 from onnxgrad.edit.targets import Target, choose, find_targets
 from onnxgrad.graph.adapters import CONV, EMBEDDING, LINEAR, Adapter, adapters_of, note_adapters
 from onnxgrad.graph.files import as_given, expect_weights, load
+from onnxgrad.graph.initializers import add_initializer
+from onnxgrad.graph.new_node import new_node
 from onnxgrad.graph.replace import take_place
+from onnxgrad.passes.convert_opset import convert_opset
 from onnxgrad.passes.draft import Draft
-from onnxgrad.passes.prepare import RESTORE, convert_opset
+from onnxgrad.passes.prepare import RESTORE
 from onnxgrad.tensor_types import Array
 
 TARGETS = "*query*|*value*"  # those that the paper adapts
@@ -141,16 +144,10 @@ class _Written:
         return found
 
     def initializer(self, name: str, array: Array, dtype: ir.DataType) -> ir.Value:
-        free = self._free(name)
-        tensor = ir.Tensor(array.astype(dtype.numpy(), order="C"), dtype=dtype, name=free)
-        value = ir.Value(name=free, type=ir.TensorType(dtype), shape=ir.Shape(array.shape), const_value=tensor)
-        self._graph.register_initializer(value)
-        return value
+        return add_initializer(self._graph, self._free(name), array, dtype)
 
-    def _node(self, op_type: str, inputs: Sequence[ir.Value | None], attributes: Sequence[ir.Attr] = ()) -> ir.Value:
-        node = ir.Node("", op_type, inputs, attributes, num_outputs=1)
-        node.name = self._free(f"lora_{op_type.lower()}")
-        node.outputs[0].name = node.name
+    def _node(self, op_type: str, inputs: Sequence[ir.Value | None], attributes: Any = None) -> ir.Value:
+        node = new_node(op_type, inputs, self._free(f"lora_{op_type.lower()}"), attributes)
         node.metadata_props.update(self._base.metadata_props)  # which module it is in
         self._added.append(node)
         return node.outputs[0]
@@ -163,18 +160,15 @@ class _Written:
         if ratio is not None:
             x = self._node("Dropout", [x, ratio])
         if target.kind == LINEAR:
-            low = (
-                self._node("Gemm", [x, down], [ir.AttrInt64("transA", 1)])
-                if node.attributes.get_int("transA", 0)
-                else self._node("MatMul", [x, down])
-            )
+            is_transposed = node.attributes.get_int("transA", 0)
+            low = self._node("Gemm", [x, down], {"transA": 1}) if is_transposed else self._node("MatMul", [x, down])
         elif target.kind == CONV:
-            low = self._node("Conv", [x, down], list(node.attributes.values()))
+            low = self._node("Conv", [x, down], node.attributes)
         else:
             low = self._node("Gather", [down, x])
         low = self._node("Mul", [low, factor])
         if target.kind == CONV:
-            high = self._node("Conv", [low, up], [ir.AttrInt64("group", target.groups)])
+            high = self._node("Conv", [low, up], {"group": target.groups})
         else:
             high = self._node("MatMul", [low, up])
         total = self._node("Add", [result, high])

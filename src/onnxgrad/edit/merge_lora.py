@@ -6,10 +6,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.edit.requantize import Blocks, Quantized, limits, packed, unpacked
+from onnxgrad.edit.requantize import Blocks, Quantized, packed, unpacked
 from onnxgrad.edit.targets import weight_behind
 from onnxgrad.graph.adapters import CONV, EMBEDDING, Adapter, adapters_of, array_of, note_adapters
 from onnxgrad.graph.files import as_given, expect_weights, load
+from onnxgrad.graph.initializers import tensor_of
+from onnxgrad.graph.quantization import ends_of
 from onnxgrad.graph.replace import take_place
 from onnxgrad.tensor_types import Array
 
@@ -119,7 +121,7 @@ def _changed(node: ir.Node, adapter: Adapter, product: Array) -> dict[ir.Value, 
             return _dequantized(at, adapter, product)
     tensor: Any = weight.const_value
     total = tensor.numpy().astype(product.dtype) + product
-    return {weight: ir.Tensor(total.astype(tensor.dtype.numpy(), order="C"), dtype=tensor.dtype, name=weight.name)}
+    return {weight: tensor_of(total, tensor.dtype, weight.name)}
 
 
 def _dequantized(node: ir.Node, adapter: Adapter, product: Array) -> dict[ir.Value, ir.Tensor[Any]]:
@@ -136,7 +138,7 @@ def _dequantized(node: ir.Node, adapter: Adapter, product: Array) -> dict[ir.Val
     size = node.attributes.get_int("block_size", 0)
     blocks = Blocks(levels.shape, axis if size or scales.size > 1 else None, size)
     zeros = np.zeros(scales.shape, np.int32) if zero is None else zero.numpy().astype(np.int32)
-    old = Quantized(levels.astype(np.int32), scales, zeros, *limits(levels.dtype), blocks)
+    old = Quantized(levels.astype(np.int32), scales, zeros, *ends_of(weight.dtype), blocks)
     new = old.plus(product)
     if zero is None and new.zero.any():
         raise ValueError(
@@ -145,7 +147,7 @@ def _dequantized(node: ir.Node, adapter: Adapter, product: Array) -> dict[ir.Val
         )
     made = {0: (new.levels, weight), 1: (new.scale, scale), 2: (new.zero, zero)}
     return {
-        value: ir.Tensor(array.astype(like.dtype.numpy(), order="C"), dtype=like.dtype, name=value.name)
+        value: tensor_of(array, like.dtype, value.name)
         for at, (array, like) in made.items()
         if (value := inputs[at]) is not None
     }
@@ -181,8 +183,7 @@ def _changed_bits(node: ir.Node, adapter: Adapter, product: Array) -> dict[ir.Va
     for at, array in made.items():
         value = inputs[at]
         assert value is not None and value.const_value is not None
-        kind = value.const_value.dtype
-        result[value] = ir.Tensor(array.astype(kind.numpy(), order="C"), dtype=kind, name=value.name)
+        result[value] = tensor_of(array, value.const_value.dtype, value.name)
     return result
 
 

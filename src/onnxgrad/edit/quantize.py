@@ -16,13 +16,13 @@ from onnxgrad.edit.round_weights import OPSET_OF_BLOCKS, round_weights, weights_
 from onnxgrad.graph.files import LARGEST, expect_weights, load, save, weight_files
 from onnxgrad.graph.suggest import listed, suggestion
 from onnxgrad.graph.validity import one_line
+from onnxgrad.passes.convert_opset import convert_to
 from onnxgrad.passes.draft import Draft, Pass
 from onnxgrad.passes.finish import drop_dead
 from onnxgrad.passes.name_nodes import name_nodes
 from onnxgrad.passes.prepare import RESTORE, TO_NEW_OPSET
 from onnxgrad.passes.stored_weights import stored_weights
 from onnxgrad.passes.train_mode import to_inference_mode
-from onnxgrad.passes.weights_aside import weights_aside
 from onnxgrad.schema import is_standard
 
 WEIGHTS = ("int8", "uint8", "int4", "uint4")
@@ -180,16 +180,6 @@ def _excluded(graph: ir.Graph, patterns: Sequence[str]) -> set[str]:
 
 def _to_opset(draft: Draft, opset: int) -> None:
     """Converts a model to an opset that has what is needed."""
-    if draft.graph.opset_imports[""] >= opset:
-        return
-    with weights_aside(draft.graph) as aside:
-        proto = ir.to_proto(draft.model)
-    try:
-        converted = onnx.version_converter.convert_version(proto, opset)
-    except Exception as error:  # of any type, from C++
-        raise ValueError(
-            f"quantize: what was asked for needs opset {opset}, and onnx cannot convert the model: {one_line(error)}"
-        ) from None
-    draft.model = ir.from_proto(converted)
-    draft.model.ir_version = max(draft.model.ir_version, OLDEST_IR_OF_FOUR_BITS)
-    aside.put_back(draft.graph)
+    if draft.graph.opset_imports[""] < opset:
+        convert_to(draft, opset, f"what was asked for needs {opset}")
+        draft.model.ir_version = max(draft.model.ir_version, OLDEST_IR_OF_FOUR_BITS)

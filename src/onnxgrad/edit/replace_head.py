@@ -17,9 +17,11 @@ from onnxgrad.edit.known_values import known_values, named_dims
 from onnxgrad.edit.layers import read_layers
 from onnxgrad.graph.files import expect_weights, given_back, load
 from onnxgrad.graph.head import note_head
-from onnxgrad.graph.node import captured
+from onnxgrad.graph.new_node import new_node
+from onnxgrad.graph.node import descendants
 from onnxgrad.graph.suggest import listed, suggestion
 from onnxgrad.graph.torch_export import PARAMETER, forget_call, mark, signature
+from onnxgrad.passes.convert_opset import convert_opset
 from onnxgrad.passes.draft import Draft, Pass
 from onnxgrad.passes.expand_ml import WRITERS, drop_zip_maps, expand_ml
 from onnxgrad.passes.expand_training import adopt_strays
@@ -27,7 +29,6 @@ from onnxgrad.passes.finish import drop_dead
 from onnxgrad.passes.name_nodes import name_nodes
 from onnxgrad.passes.prepare import (
     RESTORE,
-    convert_opset,
     inline_functions,
     read_small_tensors,
     remove_initializers_from_inputs,
@@ -126,20 +127,14 @@ def _result(draft: Draft, known: Mapping[str, ir.Value], output: str | None) -> 
         )
     if not value.is_graph_output():
         after = _after(graph, value)
-        kept = [v for v in graph.outputs if v not in after]
-        graph.outputs.clear()
-        graph.outputs.extend([value, *kept])
+        graph.outputs[:] = [value, *(v for v in graph.outputs if v not in after)]
         drop_dead(draft)
     return value
 
 
 def _after(graph: ir.Graph, value: ir.Value) -> set[ir.Value]:
     """A value and what depends on it."""
-    found = {value}
-    for node in graph:
-        if any(v in found for v in (*node.inputs, *captured(node))):
-            found.update(node.outputs)
-    return found
+    return {value, *(v for node in descendants(graph, {value}) for v in node.outputs)}
 
 
 def _with_layers(draft: Draft, head: Head, result: ir.Value, layers: Draft) -> ir.Model:
@@ -208,9 +203,7 @@ class _Replacement:
         self._graph.sort()  # new shapes came last
         if self._shape is not None and axis != WHOLE:
             self._reshape(self._graph.outputs[place], axis)
-        kept = [v for v in self._graph.outputs if v not in follow.lost]
-        self._graph.outputs.clear()
-        self._graph.outputs.extend(kept)
+        self._graph.outputs[:] = [v for v in self._graph.outputs if v not in follow.lost]
         self._put_in()
         self._state_shapes(follow)
 
@@ -285,9 +278,8 @@ class _Replacement:
                 f"{self._draft.caller}: shape is {list(self._shape)}, but the head of {result.name!r} gives more than "
                 f"one vector for each example: {'?' if rank is None else list(rank)}"
             )
-        target = ir.Node("", "Constant", [], [ir.AttrInt64s("value_ints", list(self._shape))], num_outputs=1)
-        target.outputs[0].name = target.name = f"{result.name}_shape"
-        reshape = ir.Node("", "Reshape", [result, target.outputs[0]], num_outputs=1, name=f"{result.name}_reshaped")
+        target = new_node("Constant", [], f"{result.name}_shape", {"value_ints": list(self._shape)})
+        reshape = new_node("Reshape", [result, target.outputs[0]], f"{result.name}_reshaped")
         made = reshape.outputs[0]
         made.type = result.type
         result.replace_all_uses_with(made, replace_graph_outputs=True)

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
+from onnxgrad.graph.quantization import spread
 from onnxgrad.tensor_types import Array
 
 
@@ -28,12 +28,7 @@ class Blocks:
 
     def spread(self, x: Array) -> Array:
         """A number of each block for all of its elements."""
-        if self.axis is None:
-            return x.reshape(())
-        if self.size:
-            return np.repeat(x, self.size, axis=self.axis).take(range(self.shape[self.axis]), axis=self.axis)
-        spread: Array = x.reshape([-1 if k == self.axis else 1 for k in range(len(self.shape))])
-        return spread
+        return spread(x, self.shape, self.axis or 0, self.size)
 
 
 @dataclass(frozen=True)
@@ -83,12 +78,6 @@ class Quantized:
         scale = (most - least) / (self.highest - self.lowest)
         zero = np.rint(self.lowest - least / np.where(scale > 0, scale, 1))
         return scale, np.clip(zero, self.lowest, self.highest).astype(self.zero.dtype)
-
-
-def limits(dtype: np.dtype[Any]) -> tuple[int, int]:
-    """The lowest and the highest number of a type of whole numbers."""
-    found: Any = ml_dtypes.iinfo(dtype)  # type: ignore[no-untyped-call]
-    return int(found.min), int(found.max)
 
 
 def unpacked(packed: Array, rows: int, bits: int) -> Array:

@@ -6,7 +6,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrad.edit.requantize import Blocks
+from onnxgrad.graph.initializers import add_initializer
+from onnxgrad.graph.new_node import new_node
 from onnxgrad.graph.quantization import ends_of, quantized
+from onnxgrad.graph.tensor import is_float
 from onnxgrad.schema import is_standard
 from onnxgrad.tensor_types import Array
 
@@ -23,8 +27,7 @@ class Layout(NamedTuple):
 
 def weights_of(node: ir.Node) -> list[ir.Value]:
     """Floating-point initializers that a node reads."""
-    read = [v for v in node.inputs if v is not None and v.is_initializer() and v.dtype is not None]
-    return [v for v in read if v.dtype is not None and v.dtype.is_floating_point()]
+    return [v for v in node.inputs if v is not None and v.is_initializer() and is_float(v)]
 
 
 def round_weights(graph: ir.Graph, kind: str, per_channel: bool, block_size: int, excluded: Collection[str]) -> None:
@@ -67,33 +70,21 @@ def _store(
     """Puts integers, their scales and a DequantizeLinear in the place of an initializer."""
     name = str(value.name)
     axis = layout.summed if block_size and layout.summed is not None else layout.outputs
-    low, high = _ends(numbers, axis, block_size) if block_size or per_channel else (numbers.min(), numbers.max())
-    scale, zeros = _scale(np.asarray(low, np.float32), np.asarray(high, np.float32), dtype)
+    blocks = Blocks(numbers.shape, axis if block_size or per_channel else None, block_size)
+    low, high = (blocks.reduced(find, numbers).astype(np.float32) for find in (np.minimum, np.maximum))
+    scale, zeros = _scale(low, high, dtype)
     scale = scale.astype(numbers.dtype)
     integers = quantized(numbers.astype(np.float32), scale, zeros, dtype, axis, block_size)
-    inputs = [
-        _initializer(graph, f"{name}_{what}", array, kind)
-        for what, array, kind in (
-            ("quantized", integers, dtype), ("scale", scale, value.dtype), ("zero_point", zeros, dtype)
-        )
-    ]  # fmt: skip
-    attributes = [ir.AttrInt64("axis", axis)] if scale.size > 1 else []
-    attributes += [ir.AttrInt64("block_size", block_size)] if block_size else []
-    node = ir.Node("", "DequantizeLinear", inputs, attributes, num_outputs=1, name=f"{name}_DequantizeLinear")
+    of_scale = ir.DataType.from_numpy(scale.dtype)
+    made = {"quantized": (integers, dtype), "scale": (scale, of_scale), "zero_point": (zeros, dtype)}
+    inputs = [add_initializer(graph, f"{name}_{what}", *given) for what, given in made.items()]
+    attributes = {"axis": axis} if scale.size > 1 else {}
+    attributes |= {"block_size": block_size} if block_size else {}
+    node = new_node("DequantizeLinear", inputs, f"{name}_DequantizeLinear", attributes, like=value)
     node.outputs[0].name = f"{name}_dequantized"
-    node.outputs[0].type, node.outputs[0].shape = value.type, value.shape
     graph.insert_before(graph[0], node)
     value.replace_all_uses_with(node.outputs[0])
     graph.initializers.pop(name)
-
-
-def _ends(numbers: Array, axis: int, block_size: int) -> tuple[Array, Array]:
-    """The smallest and the largest number of every block along an axis, or of every index."""
-    if block_size:
-        starts = np.arange(0, numbers.shape[axis], block_size)
-        return np.minimum.reduceat(numbers, starts, axis), np.maximum.reduceat(numbers, starts, axis)
-    others = tuple(k for k in range(numbers.ndim) if k != axis)
-    return numbers.min(others), numbers.max(others)
 
 
 def _scale(low: Array, high: Array, dtype: Any) -> tuple[Array, Array]:
@@ -111,10 +102,3 @@ def _positive(scale: Array) -> Array:
     """Of weights that are all 0, any scale will do."""
     found: Array = np.where(scale > np.finfo(np.float16).tiny, scale, 1).astype(np.float32)
     return found
-
-
-def _initializer(graph: ir.Graph, name: str, array: Array, dtype: Any) -> ir.Value:
-    tensor = ir.Tensor(array, dtype=dtype, name=name)
-    value = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(array.shape), const_value=tensor)
-    graph.register_initializer(value)
-    return value

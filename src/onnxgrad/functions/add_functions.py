@@ -16,7 +16,7 @@ import the opset of the standard domain that the model does, 18 or newer: operat
 import importlib
 import inspect
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -49,7 +49,7 @@ def add_functions(model: Any) -> ModelProto:
     result = _with_plain_attributes(result)
     own = {(f.domain, f.name) for f in result.functions}
     used: dict[str, list[tuple[NodeProto, Types]]] = {}
-    for node, types in _all_nodes(result):
+    for node, types in _typed_nodes(result):
         if _is_ours(node) and (node.domain, node.op_type) not in own:
             used.setdefault(node.op_type, []).append((node, types))
     if not used:
@@ -95,14 +95,14 @@ def _loaded(model: Any) -> ModelProto:
     )
 
 
-def _all_nodes(model: ModelProto) -> Iterator[tuple[NodeProto, Types]]:
+def _typed_nodes(model: ModelProto) -> Iterator[tuple[NodeProto, Types]]:
     """Every node, in subgraphs and in functions too, with the types that are declared where it stands."""
-    yield from _nodes_of(model.graph, {})
+    yield from _typed_nodes_of(model.graph, {})
     for function in model.functions:
-        yield from ((node, {}) for node in _nodes_within(function.node))
+        yield from ((node, {}) for node in nodes_within(function))
 
 
-def _nodes_of(graph: GraphProto, outer: Types) -> Iterator[tuple[NodeProto, Types]]:
+def _typed_nodes_of(graph: GraphProto, outer: Types) -> Iterator[tuple[NodeProto, Types]]:
     declared = (*graph.input, *graph.value_info, *graph.output)
     types = {
         **outer,
@@ -113,15 +113,22 @@ def _nodes_of(graph: GraphProto, outer: Types) -> Iterator[tuple[NodeProto, Type
         yield node, types
         for attribute in node.attribute:
             for inner in (attribute.g, *attribute.graphs):
-                yield from _nodes_of(inner, types)
+                yield from _typed_nodes_of(inner, types)
 
 
-def _nodes_within(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
-    for node in nodes:
+def all_nodes(model: ModelProto) -> Iterator[NodeProto]:
+    """Every node, in subgraphs and in functions too."""
+    for graph in (model.graph, *model.functions):
+        yield from nodes_within(graph)
+
+
+def nodes_within(graph: GraphProto | FunctionProto) -> Iterator[NodeProto]:
+    """The nodes of a graph or a function, and of subgraphs."""
+    for node in graph.node:
         yield node
         for attribute in node.attribute:
-            for graph in (attribute.g, *attribute.graphs):
-                yield from _nodes_within(graph.node)
+            for inner in (attribute.g, *attribute.graphs):
+                yield from nodes_within(inner)
 
 
 def _is_ours(node: NodeProto) -> bool:
@@ -135,7 +142,7 @@ def _with_plain_attributes(model: ModelProto) -> ModelProto:
     while passing_on := [
         (function.domain, function.name)
         for function in model.functions
-        if any(_is_ours(n) and any(a.ref_attr_name for a in n.attribute) for n in _nodes_within(function.node))
+        if any(_is_ours(n) and any(a.ref_attr_name for a in n.attribute) for n in nodes_within(function))
     ]:
         model = inliner.inline_selected_functions(model, passing_on)
     return model

@@ -8,18 +8,16 @@ from onnxgrad.functions.recurrent import (
     BackwardSteps,
     Cast,
     Sizes,
-    alive_rows,
     apply,
     clipped,
     derivative,
     for_all_steps,
     in_reverse,
-    inputs_of,
     joined,
+    of_directions,
     padded,
     pick,
     plus,
-    sizes_of,
     transposed,
 )
 from onnxgrad.ops.families.recurrent import Direction, settings
@@ -114,13 +112,10 @@ def gru_training(
     Body.choose.
     """
     directions, limit = settings(DEFAULTS, direction, activations, activation_alpha, activation_beta, clip)
+    each = [Settings(of, limit, linear_before_reset) for of in directions]
 
     def compute(work: Cast) -> list[Value]:
-        sizes = sizes_of(o, X, R)
-        alive = alive_rows(o, sizes.steps, sizes.rows, SL)
-        inputs = inputs_of(o, work, 3, sizes, X=X, W=W, R=R, B=B, Ht0=Ht0)
-        each = [Settings(of, limit, linear_before_reset) for of in directions]
-        results = [_forward(o, inputs, alive, d, sizes, of) for d, of in enumerate(each)]
+        results = of_directions(o, work, 3, each, _forward, X, SL, W=W, R=R, B=B, Ht0=Ht0)
         HAll, HFinal, ZRH = zip(*results, strict=True)
         return [o.Concat(*HAll, axis=1), o.Concat(*HFinal, axis=0), o.Concat(*ZRH, axis=1)]
 
@@ -175,15 +170,11 @@ def gru_grad(
 ) -> list[Value]:
     """dX, dW, dR, dB and dH0."""
     directions, limit = settings(DEFAULTS, direction, activations, activation_alpha, activation_beta, clip)
+    each = [Settings(of, limit, linear_before_reset) for of in directions]
 
     def compute(work: Cast) -> list[Value]:
-        sizes = sizes_of(o, X, R)
-        alive = alive_rows(o, sizes.steps, sizes.rows, SL)
-        inputs = inputs_of(
-            o, work, 3, sizes, X=X, W=W, R=R, B=B, Ht0=Ht0, HAll=HAll, ZRH=ZRH, dHAll=dHAll, dHFinal=dHFinal
-        )  # fmt: skip
-        each = [Settings(of, limit, linear_before_reset) for of in directions]
-        return joined(o, [_backward(o, inputs, alive, d, sizes, of) for d, of in enumerate(each)])
+        given = {"W": W, "R": R, "B": B, "Ht0": Ht0, "HAll": HAll, "ZRH": ZRH, "dHAll": dHAll, "dHFinal": dHFinal}
+        return joined(o, of_directions(o, work, 3, each, _backward, X, SL, **given))
 
     return o.in_work_type(X, compute)
 

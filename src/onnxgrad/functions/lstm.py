@@ -8,18 +8,16 @@ from onnxgrad.functions.recurrent import (
     BackwardSteps,
     Cast,
     Sizes,
-    alive_rows,
     apply,
     both_biases,
     clipped,
     derivative,
     in_reverse,
-    inputs_of,
     joined,
+    of_directions,
     padded,
     pick,
     plus,
-    sizes_of,
     split,
     transposed,
 )
@@ -67,13 +65,10 @@ def lstm_training(
     Body.choose.
     """
     directions, limit = settings(DEFAULTS, direction, activations, activation_alpha, activation_beta, clip)
+    each = [Settings(of, limit, input_forget) for of in directions]
 
     def compute(work: Cast) -> list[Value]:
-        sizes = sizes_of(o, X, R)
-        alive = alive_rows(o, sizes.steps, sizes.rows, SL)
-        inputs = inputs_of(o, work, 4, sizes, X=X, W=W, R=R, B=B, Ht0=Ht0, Ct0=Ct0, P=P)
-        each = [Settings(of, limit, input_forget) for of in directions]
-        results = [_forward(o, inputs, alive, d, sizes, of) for d, of in enumerate(each)]
+        results = of_directions(o, work, 4, each, _forward, X, SL, W=W, R=R, B=B, Ht0=Ht0, Ct0=Ct0, P=P)
         HAll, HFinal, CFinal, CAll, IOFC = zip(*results, strict=True)
         every = [o.Concat(*values, axis=1) for values in (HAll, CAll, IOFC)]
         last = [o.Concat(*values, axis=0) for values in (HFinal, CFinal)]
@@ -143,16 +138,12 @@ def lstm_grad(
 ) -> list[Value]:
     """dX, dW, dR, dB, dH0, dC0 and dP."""
     directions, limit = settings(DEFAULTS, direction, activations, activation_alpha, activation_beta, clip)
+    each = [Settings(of, limit, input_forget) for of in directions]
 
     def compute(work: Cast) -> list[Value]:
-        sizes = sizes_of(o, X, R)
-        alive = alive_rows(o, sizes.steps, sizes.rows, SL)
-        inputs = inputs_of(
-            o, work, 4, sizes, X=X, W=W, R=R, B=B, Ht0=Ht0, Ct0=Ct0, P=P, HAll=HAll, CAll=CAll, IOFC=IOFC, dHAll=dHAll,
-            dHFinal=dHFinal, dCFinal=dCFinal,
-        )  # fmt: skip
-        each = [Settings(of, limit, input_forget) for of in directions]
-        return joined(o, [_backward(o, inputs, alive, d, sizes, of) for d, of in enumerate(each)])
+        given = {"W": W, "R": R, "B": B, "Ht0": Ht0, "Ct0": Ct0, "P": P, "HAll": HAll, "CAll": CAll, "IOFC": IOFC}
+        gradients = {"dHAll": dHAll, "dHFinal": dHFinal, "dCFinal": dCFinal}
+        return joined(o, of_directions(o, work, 4, each, _backward, X, SL, **given, **gradients))
 
     return o.in_work_type(X, compute)
 

@@ -7,7 +7,7 @@ error. The standard leaves it open, and a runtime that does not check indices co
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from onnx import TensorProto
 
@@ -15,6 +15,7 @@ from onnxgrad.functions.body import Body, Value
 from onnxgrad.ops.families.activations import Chosen
 
 Cast = Callable[[Value], Value]
+R = TypeVar("R")
 
 
 def _sigmoid(o: Body, x: Value) -> Value:
@@ -103,6 +104,16 @@ def sizes_of(o: Body, X: Value, R: Value) -> Sizes:
 def split(o: Body, x: Value, count: int, sizes: Sizes) -> list[Value]:
     """`count` slices of H along the last axis."""
     return o.nodes("Split", count, x, o.dims(*[sizes.hidden] * count), axis=-1)
+
+
+def of_directions(
+    o: Body, work: Cast, gates: int, each: Sequence[Any], one: Callable[..., R], X: Value, SL: Value | None, **more: Any
+) -> list[R]:
+    """What `one` gives for the settings of each direction, and for inputs in the type of the computation."""
+    sizes = sizes_of(o, X, more["R"])
+    alive = alive_rows(o, sizes.steps, sizes.rows, SL)
+    inputs = inputs_of(o, work, gates, sizes, X, **more)
+    return [one(o, inputs, alive, d, sizes, of) for d, of in enumerate(each)]
 
 
 def inputs_of(o: Body, work: Cast, gates: int, sizes: Sizes, X: Value, **more: Value | None) -> list[Value | None]:

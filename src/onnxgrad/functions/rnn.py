@@ -7,15 +7,13 @@ from onnxgrad.functions.recurrent import (
     BackwardSteps,
     Cast,
     Sizes,
-    alive_rows,
     both_biases,
     derivative,
-    inputs_of,
     joined,
+    of_directions,
     padded,
     pick,
     plus,
-    sizes_of,
     transposed,
 )
 from onnxgrad.ops.families.recurrent import Direction, settings
@@ -47,12 +45,9 @@ def rnn_grad(
     directions, limit = settings(DEFAULTS, direction, activations, activation_alpha, activation_beta, clip)
 
     def compute(work: Cast) -> list[Value]:
-        sizes = sizes_of(o, X, R)
-        alive = alive_rows(o, sizes.steps, sizes.rows, SL)
-        inputs = inputs_of(
-            o, work, 1, sizes, X=X, W=W, R=R, B=B, Ht0=Ht0, HAll=HAll, dHAll=dHAll, dHFinal=dHFinal
-        )  # fmt: skip
-        return joined(o, [_backward(o, inputs, alive, d, sizes, of, limit) for d, of in enumerate(directions)])
+        given = {"W": W, "R": R, "B": B, "Ht0": Ht0, "HAll": HAll, "dHAll": dHAll, "dHFinal": dHFinal}
+        each = [(of, limit) for of in directions]
+        return joined(o, of_directions(o, work, 1, each, _backward, X, SL, **given))
 
     return o.in_work_type(X, compute)
 
@@ -63,13 +58,12 @@ def _backward(
     alive: Value,
     d: int,
     sizes: Sizes,
-    direction: Direction,
-    clip: float | None,
+    given: tuple[Direction, float | None],
 ) -> list[Value]:
     """dX of one direction, and its dW, dR, dB and dH0."""
     X, W, R, B, Ht0, HAll, dHAll, dHFinal = inputs
     assert X and W and R and HAll
-    backwards, (f,) = direction
+    (backwards, (f,)), clip = given
     steps = BackwardSteps(o, d, backwards, alive, sizes, X)
     x, states = steps.living(steps.in_order(padded(o, X))), steps.of(HAll)
     state = steps.previous(states, Ht0)

@@ -27,14 +27,8 @@ FOLDED = {  # what rules do to shapes and axes; with constant inputs the result 
     "ConstantOfShape", "Expand", "Transpose", "ScatterElements", "BroadcastGradientArgs", "Size", "Shape", "Identity",
 }  # fmt: skip
 RANDOM = {
-    "Bernoulli",
-    "Dropout",
-    "Multinomial",
-    "RandomNormal",
-    "RandomNormalLike",
-    "RandomUniform",
-    "RandomUniformLike",
-}
+    "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
+}  # fmt: skip
 SHAPED_BY = {"Reshape": 1, "Expand": 1, "ConstantOfShape": 0}  # which input of ONNX's operators is the output's shape
 Argument = Any  # a Tensor, a number, a list of numbers, an array, or None for an input left out
 
@@ -78,6 +72,15 @@ class Builder:
         finally:
             _current.reset(token)
             self.scope = before
+
+    @contextmanager
+    def in_place_of(self, node: ir.Node) -> Any:
+        """The same: names begin with that of a node, and what is written says that it is in that node's modules."""
+        written = len(self.graph)
+        with self.at_work(node.name or ""):
+            yield
+        for new in list(self.graph)[written:]:
+            new.metadata_props.update(node.metadata_props)
 
     def tensor(self, value: ir.Value) -> Tensor:
         """A value of the graph, to compute with."""
@@ -134,6 +137,20 @@ class Builder:
             value.type, value.shape = other.type, other.shape
         self.graph.append(node)
         return [self.tensor(v) for v in node.outputs]
+
+    def subgraph(self, name: str) -> "Builder":
+        """A builder of a new subgraph."""
+        return Builder(ir.Graph([], [], nodes=[], name=name), self)
+
+    def parameter(self, name: str, kind: Any, shape: ir.Shape | None = None) -> Tensor:
+        """A value that is going to be an input of the graph."""
+        return self.tensor(ir.Value(name=self.fresh_value_name(name), type=kind, shape=shape))
+
+    def loop_inputs(self, scope: str) -> tuple[Tensor, Tensor]:
+        """What the body of a Loop begins with: the number of the step, and whether there is one more."""
+        kinds = {"number": ir.DataType.INT64, "more": ir.DataType.BOOL}
+        number, more = (self.parameter(f"{scope}/{n}", ir.TensorType(kind), ir.Shape([])) for n, kind in kinds.items())
+        return number, more
 
     def copy_of_subgraph(self, graph: ir.Graph) -> "Builder":
         """A builder that writes into a copy of a subgraph, whose nodes and values get names of their own."""
@@ -279,13 +296,8 @@ class Builder:
             if attribute.name == "value":
                 tensor = attribute.value
                 return tensor.numpy() if tensor.size <= MOST_READ else None
-            kind = {
-                "value_int": np.int64,
-                "value_ints": np.int64,
-                "value_float": np.float32,
-                "value_floats": np.float32,
-            }
-            return np.array(attribute.value, kind[attribute.name]) if attribute.name in kind else None
+            kind = {"value_int": np.int64, "value_float": np.float32}.get(attribute.name.removesuffix("s"))
+            return None if kind is None else np.array(attribute.value, kind)
         if value.const_value is None or value.is_graph_input() or value.const_value.size > MOST_READ:
             return None
         if isinstance(value.const_value, ir.ExternalTensor):
@@ -310,8 +322,7 @@ class Builder:
     def _contents_from(self, node: ir.Node) -> tuple[Dim, ...] | None:
         if node.op_type == "Shape" and node.inputs[0] is not None:
             shape = self.tensor(node.inputs[0]).shape
-            start = node.attributes["start"].as_int() if "start" in node.attributes else None
-            end = node.attributes["end"].as_int() if "end" in node.attributes else None
+            start, end = (node.attributes.get_int(k, None) for k in ("start", "end"))
             return None if shape is None else shape[start:end]
         if node.op_type == "Concat":
             parts = [self.contents_of(v) for v in node.inputs if v is not None]
@@ -332,12 +343,8 @@ class Builder:
             part = (None,) if shape is None else shape[start:end]
             known = all(isinstance(d, int) for d in part)
             return (self.constant(part, ir.DataType.INT64),) if known else None
-        if (
-            op_type == "Size"
-            and values[0] is not None
-            and (known_shape := self.tensor(values[0]).static_shape) is not None
-        ):
-            return (self.constant(math.prod(known_shape), ir.DataType.INT64),)
+        if op_type == "Size" and values[0] is not None and (dims := self.tensor(values[0]).static_shape) is not None:
+            return (self.constant(math.prod(dims), ir.DataType.INT64),)
         if op_type not in FOLDED or not (is_standard(domain) or operator_of(domain, op_type)):
             return None
         arrays = [None if v is None else self._shape_numbers(v) for v in values]

@@ -305,10 +305,15 @@ def _refused(path: Path, who: str, reason: str) -> RuntimeError:
     return RuntimeError(f"{str(path)!r} is not written, because {who} refuses the model that it would hold: {reason}")
 
 
-def expect_place(path: Path) -> None:
-    """Raises one sentence if no file can be at the path."""
+def expect_folder(path: Path) -> None:
+    """Raises one sentence if there is no folder for what is to be at the path."""
     if not path.parent.is_dir():
         raise FileNotFoundError(f"the folder {str(path.parent)!r} to write {path.name!r} into does not exist")
+
+
+def expect_place(path: Path) -> None:
+    """Raises one sentence if no file can be at the path."""
+    expect_folder(path)
     if path.is_dir():
         raise IsADirectoryError(f"{str(path)!r} is a folder, expected the name of a file to write")
 

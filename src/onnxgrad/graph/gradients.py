@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.graph.builder import Builder, builder_at_work, op
+from onnxgrad.graph.builder import builder_at_work, op
 from onnxgrad.graph.tensor import Tensor
 
 MOST_DIMENSIONS = 9
@@ -92,20 +92,12 @@ def forget_shapes(sequence: Tensor) -> Tensor:
 def for_each(length: Tensor, first: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:
     """The sequence `first`, and after it what `make` gives for every number below `length`."""
     outer = builder_at_work()
-    inner = Builder(ir.Graph([], [], nodes=[], name="step"), outer)
-    int64, boolean = (ir.TensorType(kind) for kind in (ir.DataType.INT64, ir.DataType.BOOL))
-    inputs = [
-        ir.Value(name=inner.fresh_value_name(f"{outer.scope}/{name}"), type=kind, shape=shape)
-        for name, kind, shape in (
-            ("number", int64, ir.Shape([])),
-            ("more", boolean, ir.Shape([])),
-            ("before", first.value.type, None),
-        )
-    ]
-    number, more, before = map(inner.tensor, inputs)
+    inner = outer.subgraph("step")
+    number, more = inner.loop_inputs(outer.scope)
+    before = inner.parameter(f"{outer.scope}/before", first.value.type)
     with inner.at_work(outer.scope):
         results = [inner.copy(more), op.SequenceInsert(before, make(number))]
-    inner.graph.inputs.extend(inputs)
+    inner.graph.inputs.extend(t.value for t in (number, more, before))
     inner.graph.outputs.extend(t.value for t in results)
     (result,) = outer.control_flow("Loop", [length, None, of_any_shape(first)], {"body": inner.graph}, [before.value])
     return result

@@ -1,4 +1,4 @@
-"""A node as its rule sees it: inputs, outputs and attributes by the names they have in the operator's schema."""
+"""A node as its rule sees it, by the names in its operator's schema, and what else is asked about nodes."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -7,7 +7,7 @@ import onnx_ir as ir
 from onnx import defs, helper
 
 from onnxgrad.graph.builder import Builder
-from onnxgrad.graph.tensor import Tensor
+from onnxgrad.graph.tensor import Tensor, rank_of
 from onnxgrad.schema import is_standard
 
 RESHAPING = {"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"}  # which onnxruntime computes by copying nothing
@@ -112,12 +112,49 @@ def needed_for(nodes: Iterable[ir.Node], results: set[ir.Value]) -> set[ir.Node]
     return found
 
 
+def descendants(nodes: Iterable[ir.Node], values: Iterable[ir.Value]) -> set[ir.Node]:
+    """The nodes, which are in order, that some values go into, and those that their results go into."""
+    reached, found = set(values), set()
+    for node in nodes:
+        if not reached.isdisjoint(values_read(node)):
+            found.add(node)
+            reached.update(node.outputs)
+    return found
+
+
 def subgraphs(node: ir.Node) -> list[ir.Graph]:
     """A node's own, without those in them."""
     if not node.attributes:  # as most
         return []
     graphs = [a.value for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH]
     return graphs + [g for a in node.attributes.values() if a.type == ir.AttributeType.GRAPHS for g in a.value]
+
+
+def only_user(node: ir.Node) -> ir.Node | None:
+    """The one node that uses the first result of another, which is no result of the graph."""
+    value = node.outputs[0]
+    users = [user for user, _ in value.uses()]
+    return users[0] if len(users) == 1 and not value.is_graph_output() else None
+
+
+def is_transpose(node: ir.Node | None) -> bool:
+    """Whether it is a Transpose of a value of known rank."""
+    return (
+        node is not None
+        and node.op_type == "Transpose"
+        and is_standard(node.domain)
+        and node.outputs[0].shape is not None
+    )
+
+
+def permutation(transpose: ir.Node) -> list[int]:
+    """The attribute perm, or what it is if it is left out; the rank must be known."""
+    return list(transpose.attributes.get_ints("perm", range(rank_of(transpose.outputs[0]))[::-1]))
+
+
+def named(node: ir.Node) -> str:
+    """Its operator and its name, for messages."""
+    return f"{node.op_type} (node {node.name!r})"
 
 
 def reshapes(node: ir.Node | None) -> bool:

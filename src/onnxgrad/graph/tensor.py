@@ -22,6 +22,26 @@ def dims_of(value: ir.Value) -> tuple[Dim, ...] | None:
     return tuple(d if isinstance(d, int) else d.value for d in value.shape)
 
 
+def known_dims(value: ir.Value | None) -> list[Any]:
+    """The same as a list, which is empty if their number is not known."""
+    return [] if value is None else list(dims_of(value) or ())
+
+
+def rank_of(value: ir.Value | None) -> int:
+    """The number of dimensions; 0 if it is not known, too."""
+    return 0 if value is None or value.shape is None else len(value.shape)
+
+
+def is_float(value: ir.Value) -> bool:
+    """Whether it is known to hold floating-point numbers."""
+    return value.dtype is not None and value.dtype.is_floating_point()
+
+
+def may_be_float(value: ir.Value) -> bool:
+    """Whether it is not known to hold anything else."""
+    return value.dtype is None or value.dtype.is_floating_point()
+
+
 class Tensor(Arithmetic):
     """A value and the builder that appends what is computed with it."""
 
@@ -44,7 +64,7 @@ class Tensor(Arithmetic):
     @property
     def is_float(self) -> bool:
         """Whether a gradient can belong to it."""
-        return self.value.dtype is not None and self.value.dtype.is_floating_point()
+        return is_float(self.value)
 
     @property
     def is_sequence(self) -> bool:

@@ -15,7 +15,7 @@ from onnxgrad.autodiff.differentiate import add_gradient
 from onnxgrad.functions.add_functions import WRITTEN_BY
 from onnxgrad.graph.builder import Builder, op
 from onnxgrad.graph.files import load
-from onnxgrad.graph.replace import take_place
+from onnxgrad.graph.replace import replace_node
 from onnxgrad.graph.validity import one_line
 from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.find_parameters import find_parameters
@@ -78,8 +78,7 @@ def _add_gradient(draft: Draft, trained: Sequence[str], outputs: Sequence[str]) 
         loss = total.name = builder.fresh_value_name(f"{loss}_total")
     gradients = add_gradient(draft, trained, loss, parameters_as_inputs=True).outputs
     found = {str(v.name): v for v in graph.outputs}
-    graph.outputs.clear()
-    graph.outputs.extend(own[name] for name in outputs)
+    graph.outputs[:] = [own[name] for name in outputs]
     _accumulate(graph, {name: found[gradients[name]] for name in trained})
 
 
@@ -126,9 +125,7 @@ def keep_max_pool_indices(draft: Draft) -> None:
         indices.dtype, indices.shape = ir.DataType.INT64, values.shape
         attributes = list(node.attributes.values())
         new = ir.Node("", node.op_type, [node.inputs[0], indices], attributes, num_outputs=1, name=node.name)
-        _insert(new, node)
-        take_place(new.outputs[0], node.outputs[0])
-        _remove(node)
+        replace_node(node, new)
 
 
 def _has_windows_of(pool: ir.Node, gradient: ir.Node) -> bool:
@@ -138,16 +135,6 @@ def _has_windows_of(pool: ir.Node, gradient: ir.Node) -> bool:
         for name, attribute in gradient.attributes.items()
         if name in pool.attributes
     )
-
-
-def _insert(new: ir.Node, before: ir.Node) -> None:
-    assert before.graph is not None
-    before.graph.insert_before(before, new)
-
-
-def _remove(node: ir.Node) -> None:
-    assert node.graph is not None
-    node.graph.remove(node, safe=True)
 
 
 def drop_inputs_of_lstm(draft: Draft) -> None:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import onnx_ir as ir
 
 from onnxgrad.graph.files import expect_weights, load
+from onnxgrad.graph.new_node import identity_of
 from onnxgrad.passes.draft import Draft, Pass
 from onnxgrad.passes.expand_training import expand_training
 from onnxgrad.passes.finish import FOR_SESSIONS, drop_dead
@@ -47,9 +48,8 @@ def training_graph(
     shapes = _shapes(draft.graph, parameters)
     gradients = _take_out_accumulators(draft.graph)
     statistics = _keep_statistics(draft.graph, parameters)
-    kept = [v for v in draft.graph.outputs if v.name in {*outputs, *gradients.values(), *statistics.values()}]
-    draft.graph.outputs.clear()
-    draft.graph.outputs.extend(kept)
+    kept = {*outputs, *gradients.values(), *statistics.values()}
+    draft.graph.outputs[:] = [v for v in draft.graph.outputs if v.name in kept]
     draft.run(_passes(on_cpu, own_products))
     given = [name for name in inputs if name not in parameters and name != RESET and not name.endswith(OF_GRADIENTS)]
     return Graph(draft.model, given, outputs, shapes, gradients, statistics)
@@ -121,9 +121,7 @@ def _take_out_accumulators(graph: ir.Graph) -> dict[str, str]:
             if value.is_graph_output():
                 graph.outputs.remove(value)
         if gradient.is_graph_output() or gradient.is_graph_input():  # which can have one name only
-            copy = ir.Node("", "Identity", [gradient], num_outputs=1, name=f"{name}_grad_copy")
-            copy.outputs[0].name = f"{name}_grad.copy"
-            copy.outputs[0].type, copy.outputs[0].shape = gradient.type, gradient.shape
+            copy = identity_of(gradient, f"{name}_grad.copy")
             graph.insert_before(node, copy)
             gradient = copy.outputs[0]
         graph.outputs.append(gradient)

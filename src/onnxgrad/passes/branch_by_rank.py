@@ -8,7 +8,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxgrad.graph.builder import RANDOM, Builder
-from onnxgrad.graph.node import subgraphs, values_read
+from onnxgrad.graph.node import descendants, needed_for, subgraphs, values_read
 from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.fold_shapes import fold_shapes
 from onnxgrad.passes.infer import infer
@@ -61,7 +61,8 @@ def _readers(graph: ir.Graph, node: ir.Node) -> list[ir.Node]:
         if any(v in unknown for v in values_read(other)):
             moved.add(other)
             unknown.update(filter(_rank_is_unknown, other.outputs))
-    moved |= _after(later, moved) & _before(later, moved)
+    results, read = {v for n in moved for v in n.outputs}, {v for n in moved for v in values_read(n)}
+    moved |= descendants(later, results) & needed_for(later, read)
     return [n for n in later if n in moved]
 
 
@@ -98,21 +99,3 @@ def _take_in(builder: Builder, graph: ir.Graph, node: Any, nodes: list[ir.Node])
     for inner in everything:
         for k in range(len(inner.inputs)):  # or what they read would count as used
             inner.replace_input_with(k, None)
-
-
-def _after(nodes: list[ir.Node], these: set[ir.Node]) -> set[ir.Node]:
-    found: set[ir.Node] = set()
-    for node in nodes:
-        if any(v.producer() in these or v.producer() in found for v in values_read(node)):
-            found.add(node)
-    return found
-
-
-def _before(nodes: list[ir.Node], these: set[ir.Node]) -> set[ir.Node]:
-    read: set[ir.Value] = set()
-    found = set()
-    for node in reversed(nodes):
-        if node in these or any(v in read for v in node.outputs):
-            found.add(node)
-            read.update(values_read(node))
-    return found

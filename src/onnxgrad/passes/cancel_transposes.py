@@ -11,10 +11,9 @@ from typing import NamedTuple
 import onnx_ir as ir
 
 from onnxgrad.graph.builder import Builder
+from onnxgrad.graph.node import is_transpose, only_user, permutation
 from onnxgrad.graph.tensor import Dim, dims_of
 from onnxgrad.passes.draft import Draft
-from onnxgrad.passes.fuse_gelu import only_user
-from onnxgrad.passes.sink_transposes import is_transpose, permutation
 from onnxgrad.schema import OWN, is_standard
 
 

@@ -7,9 +7,9 @@ type, and Transposes that leave all axes where they are.
 import onnx_ir as ir
 
 from onnxgrad.graph.builder import Builder
+from onnxgrad.graph.node import is_transpose, permutation
 from onnxgrad.graph.tensor import dims_of
 from onnxgrad.passes.draft import Draft
-from onnxgrad.passes.sink_transposes import is_transpose, permutation
 from onnxgrad.schema import is_standard
 
 NO_END = 2**31 - 1  # and more: exporters' ends of slices that have none

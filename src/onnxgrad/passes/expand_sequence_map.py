@@ -29,23 +29,18 @@ def _expand(node: Any, main: Builder) -> None:
         length = op.SequenceLength(outer.tensor(read[0]))
         empty = [op.SequenceEmpty(dtype=v.dtype).value for v in node.outputs]
 
-    def new_input(name: str, kind: Any) -> ir.Value:
-        name = inner.fresh_value_name(f"{node.name}/{name}")
-        return ir.Value(name=name, type=kind, shape=ir.Shape([]) if isinstance(kind, ir.TensorType) else None)
-
-    number, more = (new_input(n, ir.TensorType(k)) for n, k in (("k", ir.DataType.INT64), ("more", ir.DataType.BOOL)))
-    before = [new_input(str(v.name), v.type) for v in node.outputs]
+    number, more = inner.loop_inputs(str(node.name))
+    before = [inner.parameter(f"{node.name}/{v.name}", v.type) for v in node.outputs]
     with inner.at_work(str(node.name)):
         for given, outside in zip(body.inputs, read, strict=True):
             is_sequence = isinstance(outside.type, ir.SequenceType)
-            value = op.SequenceAt(outer.tensor(outside), inner.tensor(number)).value if is_sequence else outside
+            value = op.SequenceAt(outer.tensor(outside), number).value if is_sequence else outside
             given.replace_all_uses_with(value, replace_graph_outputs=True)
-        results = [inner.copy(inner.tensor(more))]
+        results = [inner.copy(more)]
         results += [
-            op.SequenceInsert(inner.tensor(so_far), inner.tensor(result))
-            for so_far, result in zip(before, body.outputs, strict=True)
+            op.SequenceInsert(so_far, inner.tensor(result)) for so_far, result in zip(before, body.outputs, strict=True)
         ]
-    body.inputs[:] = [number, more, *before]
+    body.inputs[:] = [t.value for t in (number, more, *before)]
     body.outputs[:] = [t.value for t in results]
     node.op_type = "Loop"
     node.resize_inputs(2 + len(empty))

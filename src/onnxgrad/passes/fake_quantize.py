@@ -10,6 +10,8 @@ import onnx_ir as ir
 
 from onnxgrad.graph.adapters import adapters_of
 from onnxgrad.graph.files import OLDEST_WITH_WEIGHTS_APART
+from onnxgrad.graph.initializers import add_initializer
+from onnxgrad.graph.new_node import new_node
 from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.stored_weights import PRODUCTS, IntegerProduct, StoredWeight, numbers_of, stored_weights
 
@@ -82,14 +84,14 @@ def _rounded(graph: ir.Graph, weight: StoredWeight, parameter: ir.Value) -> ir.V
     scale, zero_point, axis, block_size = weight.scheme
     if zero_point is None:  # QuantizeLinear would write uint8
         zero_point = _zeros_like(graph, weight)
-    attributes = [ir.AttrInt64("axis", axis)] if numbers_of(scale).size > 1 else []
-    attributes += [ir.AttrInt64("block_size", block_size)] if block_size else []
+    attributes = {"axis": axis} if numbers_of(scale).size > 1 else {}
+    attributes |= {"block_size": block_size} if block_size else {}
     domain = weight.dequantizers[0].domain if weight.dequantizers else ""
     value, dtypes = parameter, (weight.integers.dtype, parameter.dtype)
     for op_type, dtype in zip(("QuantizeLinear", "DequantizeLinear"), dtypes, strict=True):
-        node = ir.Node(domain, op_type, [value, scale, zero_point], list(attributes), num_outputs=1)
-        node.name, value = f"{weight.name}_{op_type}", node.outputs[0]
-        value.name, value.shape = f"{weight.name}_{op_type}_fake", parameter.shape
+        node = new_node(op_type, [value, scale, zero_point], f"{weight.name}_{op_type}", attributes, like=parameter)
+        node.domain, value = domain, node.outputs[0]
+        value.name = f"{weight.name}_{op_type}_fake"
         value.type = None if dtype is None else ir.TensorType(dtype)
         graph.append(node)  # and sorted later
     return value
@@ -98,10 +100,7 @@ def _rounded(graph: ir.Graph, weight: StoredWeight, parameter: ir.Value) -> ir.V
 def _zeros_like(graph: ir.Graph, weight: StoredWeight) -> ir.Value:
     scale, dtype = numbers_of(weight.scheme.scale), weight.integers.dtype
     assert dtype is not None
-    tensor = ir.Tensor(np.zeros(scale.shape, dtype.numpy()), dtype=dtype, name=f"{weight.name}_zeros")
-    value = ir.Value(name=tensor.name, type=ir.TensorType(dtype), shape=ir.Shape(scale.shape), const_value=tensor)
-    graph.register_initializer(value)
-    return value
+    return add_initializer(graph, f"{weight.name}_zeros", np.zeros(scale.shape, np.int8), dtype)
 
 
 def _as_product_of_floats(product: IntegerProduct, weight: ir.Value, name: str) -> None:
@@ -110,12 +109,10 @@ def _as_product_of_floats(product: IntegerProduct, weight: ir.Value, name: str) 
     graph, scaling = node.graph, result.producer()
     assert graph is not None and scaling is not None
     zero_point = [node.inputs[2]] if len(node.inputs) > 2 else []
-    factor = ir.Node("", "DequantizeLinear", [node.inputs[0], product.other, *zero_point], num_outputs=1)
-    attributes = list(node.attributes.values())
-    whole = ir.Node("", PRODUCTS[node.op_type], [factor.outputs[0], weight], attributes, num_outputs=1)
+    factor = new_node("DequantizeLinear", [node.inputs[0], product.other, *zero_point], f"{result.name}_{name}")
+    factors = [factor.outputs[0], weight]
+    whole = new_node(PRODUCTS[node.op_type], factors, str(result.name), node.attributes, like=result)
     factor.name, whole.name = f"{node.name or name}_DequantizeLinear", node.name or f"{name}_product"
-    factor.outputs[0].name, whole.outputs[0].name = f"{result.name}_{name}", result.name
-    whole.outputs[0].type, whole.outputs[0].shape = result.type, result.shape
     result.name = None
     for new in (factor, whole):
         graph.insert_before(scaling, new)

@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from onnxgrad.graph.adapters import adapters_of, names_of
 from onnxgrad.graph.quantization import OF_INTEGERS
+from onnxgrad.graph.tensor import is_float
 from onnxgrad.graph.torch_export import (
     PARAMETER,
     PRODUCER,
@@ -80,7 +81,7 @@ def find_parameters(draft: Draft) -> None:
     """Fills in `draft.roles`."""
     graph = draft.graph
     uses, inputs = _Uses(graph), signature(graph)
-    found = {str(v.name): _role(v, uses, inputs) for v in graph.initializers.values() if _is_float(v)}
+    found = {str(v.name): _role(v, uses, inputs) for v in graph.initializers.values() if is_float(v)}
     if draft.model.producer_name == PRODUCER and not inputs:
         _leave_constants(found)
     if inputs:
@@ -129,10 +130,6 @@ def role_at(node: ir.Node, at: int) -> str | None:
     return table.get(node.op_type, {}).get(at)
 
 
-def _is_float(value: ir.Value) -> bool:
-    return value.dtype is not None and value.dtype.is_floating_point()
-
-
 @dataclass
 class _Use:
     """One way in which an initializer reaches what is computed from inputs."""
@@ -151,7 +148,7 @@ class _Uses:
         self.statistics: set[ir.Value] = set()
         self.quantization: set[ir.Value] = set()  # scales
         self._origins: dict[ir.Value, tuple[ir.Value, ...]] = {
-            v: (v,) if _is_float(v) else () for v in graph.initializers.values()
+            v: (v,) if is_float(v) else () for v in graph.initializers.values()
         }
         self._fed: set[ir.Value] = set()  # by weights
         for node in graph.all_nodes():
@@ -208,7 +205,7 @@ def _comes_as_float(value: ir.Value) -> bool:
         seen.add(at)
         producer = at.producer()
         if producer is None:
-            if at.is_graph_input() and _is_float(at):
+            if at.is_graph_input() and is_float(at):
                 return True
         elif producer.op_type != "Cast" and producer.op_type not in _SHAPES:
             waiting += [v for v in producer.inputs if v is not None]
@@ -328,9 +325,7 @@ def _ask_the_modules(graph: ir.Graph, uses: _Uses, inputs: Mapping[str, Input], 
         folding = folding_of(value, inputs)
         if role.kind == "scalar" and (folding is None or not folding.parameters):
             continue
-        mine = uses.of.get(value, [])
-        if not mine:  # a scale of quantization
-            continue
+        mine = uses.of[value]
         strong = next((use for use in mine if use.strong), None)
         if folding is not None:
             if not _is_table_of_sines(tensor):

@@ -1,11 +1,9 @@
 """fold_shapes(): what a model computes about shapes, computed beforehand where it is constant; Ifs that it decides."""
 
-import itertools
-
 import onnx_ir as ir
 
 from onnxgrad.graph.builder import FOLDED, Builder
-from onnxgrad.graph.replace import take_place
+from onnxgrad.graph.replace import move_written, take_place
 from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.infer import infer
 from onnxgrad.schema import is_standard
@@ -35,7 +33,7 @@ def _fold_once(graph: ir.Graph) -> bool:
             results = builder.fold(node.op_type, "", list(node.inputs), node.attributes, len(node.outputs))
         if results is None:
             continue
-        _move_before(node, last)
+        move_written(last, node)
         for old, new in zip(node.outputs, results, strict=True):
             old.replace_all_uses_with(new.value)
         graph.remove(node, safe=True)
@@ -58,17 +56,7 @@ def _choose_branches(graph: ir.Graph) -> bool:
             branch = node.attributes["then_branch" if condition.item() else "else_branch"].as_graph()
             for old, new in zip(node.outputs, builder.inline(branch), strict=True):
                 take_place(builder.copy(new).value, old)
-        _move_before(node, last)
+        move_written(last, node)
         graph.remove(node, safe=True)
         chosen = True
     return chosen
-
-
-def _move_before(node: ir.Node, last: ir.Node) -> None:
-    """What was written after `last` takes its place before the node."""
-    graph = node.graph
-    assert graph is not None
-    added = [*itertools.takewhile(lambda n: n is not last, reversed(graph))][::-1]
-    if added:
-        graph.remove(added)
-        graph.insert_before(node, added)

@@ -14,12 +14,11 @@ import onnx_ir as ir
 
 from onnxgrad.graph.builder import RANDOM, Builder, evaluate, op
 from onnxgrad.graph.cast import in_type
-from onnxgrad.graph.node import subgraphs, values_read
+from onnxgrad.graph.node import is_transpose, only_user, permutation, subgraphs, values_read
 from onnxgrad.graph.replace import take_place
-from onnxgrad.graph.tensor import Tensor
+from onnxgrad.graph.tensor import Tensor, known_dims, rank_of
 from onnxgrad.passes.draft import Draft
-from onnxgrad.passes.fuse_gelu import only_user
-from onnxgrad.passes.sink_transposes import is_transpose, permutation
+from onnxgrad.passes.scale_factor import value_and_factor
 from onnxgrad.rules.registry import RULES
 from onnxgrad.schema import MICROSOFT, OWN, is_standard
 from onnxgrad.tensor_types import Array
@@ -45,7 +44,7 @@ class _Operand(NamedTuple):
     @property
     def dims(self) -> list[Any]:
         """Once permuted."""
-        dims = self.split or _dims(self.value)
+        dims = self.split or known_dims(self.value)
         return [dims[k] for k in self.perm]
 
 
@@ -83,7 +82,7 @@ class _Constants:
 
     def number(self, value: ir.Value | None) -> float | None:
         """The one number that a value always is."""
-        if value is None or any(d != 1 for d in _dims(value)):
+        if value is None or any(d != 1 for d in known_dims(value)):
             return None
         array = self.array(value)
         return float(array.item()) if array is not None and array.size == 1 and array.dtype != bool else None
@@ -98,7 +97,7 @@ class _Constants:
 
     def whatever_the_batch(self, value: ir.Value, batch: Any) -> Array | None:
         """The numbers of one that depends on the size of a batch alone: if all examples have the same, those of one."""
-        if not isinstance(batch, str) or not _dims(value) or _dims(value)[0] != batch:
+        if not isinstance(batch, str) or not known_dims(value) or known_dims(value)[0] != batch:
             return self.array(value)
         if batch not in self._trials:
             self._trials[batch] = [_Constants(self.builder, self.trained, {batch: size}) for size in TRIALS]
@@ -108,7 +107,7 @@ class _Constants:
         return rows[0][None] if is_same else None
 
     def _dims(self, value: ir.Value) -> list[Any]:
-        return [self._sizes.get(d, d) for d in _dims(value)]
+        return [self._sizes.get(d, d) for d in known_dims(value)]
 
     def _compute(self, value: ir.Value) -> Array | None:
         node = value.producer()
@@ -136,8 +135,9 @@ class _Constants:
         node = value.producer()
         if node is None or node.op_type != "Shape" or node.inputs[0] is None:
             return self.array(value)
-        part, dims = slice(_attribute(node, "start", 0), _attribute(node, "end", None)), self._dims(node.inputs[0])
-        return np.array([d if isinstance(d, int) else UNKNOWN for d in dims[part]], np.int64) if dims else None
+        dims, given = self._dims(node.inputs[0]), node.attributes
+        part = dims[given.get_int("start", 0) : given.get_int("end", None)]
+        return np.array([d if isinstance(d, int) else UNKNOWN for d in part], np.int64) if dims else None
 
 
 def _is_unknown(array: Array) -> bool:
@@ -166,14 +166,14 @@ def _replace(known: _Constants, softmax: ir.Node) -> bool:
     scores = None if last is None or start is None else _scores(known, start)
     if last is None or scores is None:
         return False
-    dims = _dims(scores.product.outputs[0])
-    if None in dims or dims != _dims(softmax.outputs[0]):  # or a mask has more queries, which share one score
+    dims = known_dims(scores.product.outputs[0])
+    if None in dims or dims != known_dims(softmax.outputs[0]):  # or a mask has more queries, which share one score
         return False
     q, k, v = (
         _operand(known, value, is_transposed)
         for value, is_transposed in (
             (scores.product.inputs[0], False),
-            (scores.product.inputs[1], not _attribute(scores.product, "transB", 0)),
+            (scores.product.inputs[1], not scores.product.attributes.get_int("transB", 0)),
             (last.inputs[1], False),
         )
     )
@@ -184,8 +184,7 @@ def _replace(known: _Constants, softmax: ir.Node) -> bool:
     end, perm = last, list(range(len(q.perm)))
     while (after := only_user(end)) is not None and is_transpose(after):
         end, perm = after, [perm[axis] for axis in permutation(after)]
-    before = len(builder.graph)
-    with builder.at_work(last.name or ""):
+    with builder.in_place_of(last):
         masks, is_causal = _needed(known, scores.masks, q.dims[0], (q.dims[-2], k.dims[-2]))
         queries, *others = (_in_layout(builder, operand) for operand in (q, k, v))
         queries = _without_blind(known, queries, masks, q.dims[0], len(perm))
@@ -202,15 +201,13 @@ def _replace(known: _Constants, softmax: ir.Node) -> bool:
     # Patterns of names and of modules that stood for the Softmax stand for the new nodes.
     assert attention is not None
     attention.name, softmax.name = softmax.name, f"{softmax.name}_replaced"
-    for node in list(builder.graph)[before:]:
-        node.metadata_props.update(last.metadata_props)
     return True
 
 
 def _product_with_values(known: _Constants, softmax: ir.Node) -> ir.Node | None:
     """The MatMul that a Softmax along the keys goes into, by way of nodes that leave its numbers as they are."""
-    axis, node = _attribute(softmax, "axis", -1), softmax
-    if axis not in (-1, _rank(softmax.outputs[0]) - 1):
+    axis, node = softmax.attributes.get_int("axis", -1), softmax
+    if axis not in (-1, rank_of(softmax.outputs[0]) - 1):
         return None
     while True:
         value = node.outputs[0]
@@ -241,8 +238,8 @@ def _scores(known: _Constants, value: ir.Value, factor: float = 1.0) -> _Scores 
     if node is None or value.is_graph_output() or len(numbers) != 1:
         return None
     if _is_product(node):
-        return _Scores(node, factor * _attribute(node, "alpha", 1.0), [])
-    if (scaled := _scaled(known, node)) is not None:
+        return _Scores(node, factor * node.attributes.get_float("alpha", 1.0), [])
+    if (scaled := value_and_factor(node, known.number)) is not None:
         return _scores(known, scaled[0], factor * scaled[1])
     if factor != 1 or not is_standard(node.domain) or node.op_type not in ("Add", "Where"):
         return None
@@ -263,15 +260,15 @@ def _scores(known: _Constants, value: ir.Value, factor: float = 1.0) -> _Scores 
 
 def _is_product(node: ir.Node) -> bool:
     if node.domain == MICROSOFT and node.op_type == "FusedMatMul":
-        return not any(_attribute(node, name, 0) for name in ("transA", "transBatchA", "transBatchB"))
+        return not any(node.attributes.get_int(name, 0) for name in ("transA", "transBatchA", "transBatchB"))
     return is_standard(node.domain) and node.op_type == "MatMul"
 
 
 def _operand(known: _Constants, value: ir.Value | None, is_transposed: bool) -> _Operand | None:
     """What matrices of queries, keys or values, a row for each, are made of."""
-    if value is None or _rank(value) not in (3, 4):
+    if value is None or rank_of(value) not in (3, 4):
         return None
-    perm = list(range(_rank(value)))
+    perm = list(range(rank_of(value)))
     if is_transposed:
         perm[-2:] = perm[:-3:-1]
     operand = _Operand(value, perm)
@@ -283,7 +280,7 @@ def _operand(known: _Constants, value: ir.Value | None, is_transposed: bool) -> 
             source, axes = swapped, [0, 1, 3, 2]
         if axes is not None:
             operand = operand._replace(value=source, perm=[axes[k] for k in operand.perm])
-        elif (scaled := _scaled(known, node)) is not None:
+        elif (scaled := value_and_factor(node, known.number)) is not None:
             operand = operand._replace(value=scaled[0], factor=operand.factor * scaled[1])
         else:
             return _split(operand, node)
@@ -292,16 +289,16 @@ def _operand(known: _Constants, value: ir.Value | None, is_transposed: bool) -> 
 
 def _split(operand: _Operand, reshape: ir.Node) -> _Operand:
     """The same without Transposes before a Reshape of [batch · heads, …], as torch's MultiheadAttention has them."""
-    value, whole = reshape.inputs[0], _dims(reshape.outputs[0])
+    value, whole = reshape.inputs[0], known_dims(reshape.outputs[0])
     if reshape.op_type != "Reshape" or value is None or len(whole) != 4 or None in whole[2:]:
         return operand
-    if _dims(value)[1:] != whole[2:]:
+    if known_dims(value)[1:] != whole[2:]:
         return operand
     perm = [0, 1, 2]
     while (node := value.producer()) is not None and is_transpose(node) and node.inputs[0] is not None:
         value, perm = node.inputs[0], [permutation(node)[axis] for axis in perm]
     at = perm[0]  # of the axis that batch and heads have in common
-    dims = [*_dims(value)[:at], *whole[:2], *_dims(value)[at + 1 :]]
+    dims = [*known_dims(value)[:at], *whole[:2], *known_dims(value)[at + 1 :]]
     if perm == [0, 1, 2] or sum(not isinstance(d, int) for d in dims) > 1:
         return operand
     axes = [at, at + 1, *(axis + (axis > at) for axis in perm[1:])]
@@ -315,10 +312,10 @@ def _swapped(node: ir.Node) -> ir.Value | None:
         return None
     first = inner.inputs[0].producer()
     x = None if first is None or first.op_type != "Reshape" else first.inputs[0]
-    if x is None or _rank(x) != 4 or None in (*_dims(x)[1:], *_dims(inner.inputs[0])[1:]):
+    if x is None or rank_of(x) != 4 or None in (*known_dims(x)[1:], *known_dims(inner.inputs[0])[1:]):
         return None
-    dims, result = _dims(x), _dims(node.outputs[0])
-    is_so = _dims(inner.inputs[0])[1:] == dims[2:] and result == [*dims[:2], dims[3], dims[2]]
+    dims, result = known_dims(x), known_dims(node.outputs[0])
+    is_so = known_dims(inner.inputs[0])[1:] == dims[2:] and result == [*dims[:2], dims[3], dims[2]]
     return x if is_so else None
 
 
@@ -464,34 +461,3 @@ def _hides_what_follows(numbers: Array, lengths: tuple[Any, Any]) -> bool:
         return False
     allowed = np.tri(*lengths, dtype=bool)
     return bool(((numbers == 0) == allowed).all() and (numbers <= LOW)[..., ~allowed].all())
-
-
-def _scaled(known: _Constants, node: ir.Node) -> tuple[ir.Value, float] | None:
-    """A value and a number, if the node multiplies the one with the other or divides it, and changes no shape."""
-    if not is_standard(node.domain) or node.op_type not in ("Mul", "Div", "Identity"):
-        return None
-    first, *others = node.inputs
-    if first is None or not others:
-        return None if first is None else (first, 1.0)
-    (second,) = others
-    if (number := known.number(second)) is not None and second is not None and _rank(second) <= _rank(first):
-        return (first, number if node.op_type == "Mul" else 1 / number) if number else None
-    if node.op_type == "Mul" and second is not None and _rank(first) <= _rank(second):
-        number = known.number(first)
-        return None if number is None else (second, number)
-    return None
-
-
-def _rank(value: ir.Value | None) -> int:
-    """0 if it is not known, too."""
-    return 0 if value is None or value.shape is None else len(value.shape)
-
-
-def _dims(value: ir.Value) -> list[Any]:
-    """Numbers and names; None where neither is known."""
-    return [d if isinstance(d, int) else d.value for d in value.shape or ()]
-
-
-def _attribute(node: ir.Node, name: str, default: float | None) -> Any:
-    given = node.attributes.get(name)
-    return default if given is None else given.value

@@ -8,7 +8,8 @@ import math
 import onnx_ir as ir
 
 from onnxgrad.graph.builder import Builder
-from onnxgrad.graph.replace import take_place
+from onnxgrad.graph.node import only_user
+from onnxgrad.graph.replace import replace_node
 from onnxgrad.passes.draft import Draft
 from onnxgrad.schema import MICROSOFT, is_standard
 
@@ -57,9 +58,7 @@ def _match(builder: Builder, erf: ir.Node) -> tuple[ir.Value, ir.Node] | None:
 def _replace(graph: ir.Graph, x: ir.Value, last: ir.Node) -> None:
     domain = "" if graph.opset_imports.get("", 0) >= OPSET_WITH_GELU else MICROSOFT
     gelu = ir.Node(domain, "Gelu", [x], num_outputs=1, name=f"{last.name}_gelu")
-    graph.insert_before(last, gelu)
-    take_place(gelu.outputs[0], last.outputs[0])
-    graph.opset_imports.setdefault(MICROSOFT, 1)
+    replace_node(last, gelu)
 
 
 def _without_factor(builder: Builder, value: ir.Value, factor: float) -> ir.Value | None:
@@ -83,10 +82,3 @@ def _is_number(builder: Builder, value: ir.Value | None, number: float) -> bool:
 def _other(node: ir.Node, one: ir.Value) -> ir.Value | None:
     first, second = node.inputs[0], node.inputs[1]
     return second if first is one else first
-
-
-def only_user(node: ir.Node) -> ir.Node | None:
-    """The one node that uses the first result of another, which is no result of the graph."""
-    value = node.outputs[0]
-    users = [user for user, _ in value.uses()]
-    return users[0] if len(users) == 1 and not value.is_graph_output() else None

@@ -10,12 +10,11 @@ from typing import NamedTuple
 import onnx_ir as ir
 
 from onnxgrad.graph.builder import Builder
-from onnxgrad.graph.node import needed_for
-from onnxgrad.graph.replace import take_place
+from onnxgrad.graph.node import is_transpose, needed_for, permutation
+from onnxgrad.graph.replace import replace_node
 from onnxgrad.graph.tensor import dims_of
 from onnxgrad.ops.softmax_cross_entropy_loss import NEVER_COUNTED
 from onnxgrad.passes.draft import Draft
-from onnxgrad.passes.sink_transposes import is_transpose, permutation
 from onnxgrad.schema import OWN, is_standard
 
 FEWEST = 8192  # classes that are worth it
@@ -49,8 +48,6 @@ def fuse_linear_loss(
         if found is not None:
             _replace(builder, node, found, scale, precision)
             count += 1
-    if count:
-        graph.opset_imports.setdefault(OWN, 1)
     return count
 
 
@@ -67,8 +64,7 @@ class _Search:
 
     def linear(self, loss: ir.Node) -> _Linear | None:
         scores = loss.inputs[0]
-        reduction = loss.attributes.get("reduction")
-        if scores is None or (reduction is not None and reduction.as_string() not in ("mean", "sum")):
+        if scores is None or loss.attributes.get_string("reduction", "mean") not in ("mean", "sum"):
             return None
         if len(loss.outputs) > 1 and (loss.outputs[1].uses() or loss.outputs[1].is_graph_output()):
             return None
@@ -161,17 +157,14 @@ def _replace(builder: Builder, loss: ir.Node, found: _Linear, scale: ir.Value | 
         again.outputs[0].type = x.type
         builder.infer_again(again)
         x = again.outputs[0]
-    ignored, reduction = loss.attributes.get("ignore_index"), loss.attributes.get("reduction")
     attributes = [
         ir.AttrInt64("transW", int(found.is_transposed)),
-        ir.AttrString("reduction", "mean" if reduction is None else reduction.as_string()),
-        ir.AttrInt64("ignore_index", NEVER_COUNTED if ignored is None else ignored.as_int()),
+        ir.AttrString("reduction", loss.attributes.get_string("reduction", "mean")),
+        ir.AttrInt64("ignore_index", loss.attributes.get_int("ignore_index", NEVER_COUNTED)),
         ir.AttrString("precision", precision),
     ]
     _, labels, *weights = loss.inputs
     factor = None if scale is None or scale.dtype != found.w.dtype else scale
     inputs = [x, found.w, labels, found.bias, weights[0] if weights else None, factor]
     fused = ir.Node(OWN, "LinearCrossEntropy", inputs, attributes, num_outputs=1, name=f"{loss.name}_linear")
-    graph.insert_before(loss, fused)
-    take_place(fused.outputs[0], loss.outputs[0])
-    graph.remove(loss, safe=True)
+    replace_node(loss, fused)

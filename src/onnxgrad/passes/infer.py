@@ -1,12 +1,12 @@
 """infer(): types and shapes of all values, by onnx's shape inference and what it leaves out."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import onnx
 import onnx_ir as ir
 
 from onnxgrad.arguments import check_size
+from onnxgrad.functions.add_functions import nodes_within
 from onnxgrad.graph.builder import SHAPED_BY
 from onnxgrad.graph.validity import one_line
 from onnxgrad.passes.draft import Draft
@@ -163,15 +163,15 @@ def _length(kind: Any) -> int | None:
 
 def _inferred(model: onnx.ModelProto, **options: Any) -> onnx.ModelProto:
     """onnx.shape_inference.infer_shapes, where nodes that it does not know stand in as Identity meanwhile."""
-    if not any(_unknown(node) for node in _nodes(model.graph)):
+    if not any(_unknown(node) for node in nodes_within(model.graph)):
         return onnx.shape_inference.infer_shapes(model, **options)
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    for node in filter(_unknown, _nodes(copy.graph)):
+    for node in filter(_unknown, nodes_within(copy.graph)):
         node.op_type = "Identity"
         del node.input[1:], node.attribute[:]
     inferred = onnx.shape_inference.infer_shapes(copy, **options)
-    for node, before in zip(_nodes(inferred.graph), _nodes(model.graph), strict=True):
+    for node, before in zip(nodes_within(inferred.graph), nodes_within(model.graph), strict=True):
         if _unknown(before):
             node.CopyFrom(before)
     return inferred
@@ -179,11 +179,3 @@ def _inferred(model: onnx.ModelProto, **options: Any) -> onnx.ModelProto:
 
 def _unknown(node: onnx.NodeProto) -> bool:
     return node.op_type in SAME_AS_FIRST_INPUT and is_standard(node.domain)
-
-
-def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs):
-                yield from _nodes(inner)

@@ -10,11 +10,11 @@ from typing import NamedTuple
 import onnx_ir as ir
 
 from onnxgrad.graph.builder import Builder, op
+from onnxgrad.graph.node import is_transpose, permutation
 from onnxgrad.graph.replace import take_place
 from onnxgrad.graph.tensor import dims_of
 from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.pack_attention import values_before
-from onnxgrad.passes.sink_transposes import is_transpose, permutation
 from onnxgrad.schema import OWN, is_standard
 
 
@@ -92,8 +92,7 @@ def _are_alike(found: list[_Projection], trained: Container[str | None]) -> bool
 
 def _join(builder: Builder, found: list[_Projection]) -> None:
     first = found[0]
-    before = len(builder.graph)
-    with builder.at_work(first.product.name or ""):
+    with builder.in_place_of(first.product):
         weights = [builder.tensor(p.weight) for p in found]
         w = op.Concat(*weights, axis=0 if first.is_transposed else 1)
         y = builder.tensor(first.x) @ (op.Transpose(w, perm=[1, 0]) if first.is_transposed else w)
@@ -101,7 +100,5 @@ def _join(builder: Builder, found: list[_Projection]) -> None:
         if biases:
             y = y + op.Concat(*biases, axis=0)
         parts = builder.node("Split", [y], {"axis": len(dims_of(first.result) or ()) - 1, "num_outputs": 3}, outputs=3)
-    for node in list(builder.graph)[before:]:
-        node.metadata_props.update(first.product.metadata_props)
     for part, projection in zip(parts, found, strict=True):
         take_place(part.value, projection.result)

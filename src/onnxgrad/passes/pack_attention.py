@@ -12,12 +12,11 @@ import onnx_ir as ir
 
 from onnxgrad.graph.builder import Builder, op
 from onnxgrad.graph.dimension import evaluated, names_in
-from onnxgrad.graph.node import reshapes
+from onnxgrad.graph.node import is_transpose, permutation, reshapes
 from onnxgrad.graph.replace import take_place
 from onnxgrad.graph.tensor import Dim, dims_of
 from onnxgrad.ops.packed_attention import result_axes
 from onnxgrad.passes.draft import Draft
-from onnxgrad.passes.sink_transposes import is_transpose, permutation
 from onnxgrad.schema import OWN, is_standard
 from onnxgrad.tensor_types import Array
 
@@ -155,8 +154,7 @@ def _replace(builder: Builder, attention: ir.Node, packing: _Packing) -> bool:
     if shape is None:
         return False
     attributes: dict[str, Any] = {name: a.value for name, a in attention.attributes.items()} | {"layout": layout}
-    before = len(builder.graph)
-    with builder.at_work(attention.name or ""):
+    with builder.in_place_of(attention):
         mask = attention.inputs[3] if len(attention.inputs) > 3 else None
         inputs = [op.Reshape(builder.tensor(source), shape), None if mask is None else builder.tensor(mask)]
         packed = builder.node("PackedAttention", inputs, attributes, domain=OWN)[0]
@@ -164,8 +162,6 @@ def _replace(builder: Builder, attention: ir.Node, packing: _Packing) -> bool:
         _as_before(packed, result_axes(layout), y)
     assert made is not None
     made.name, attention.name = attention.name, f"{attention.name}_replaced"
-    for node in list(builder.graph)[before:]:
-        node.metadata_props.update(attention.metadata_props)
     return True
 
 

@@ -5,7 +5,7 @@ onnxruntime would compute the copy when the session is made and keep it beside t
 
 import onnx_ir as ir
 
-from onnxgrad.graph.replace import take_place
+from onnxgrad.graph.replace import replace_node
 from onnxgrad.passes.draft import Draft
 from onnxgrad.schema import MICROSOFT, is_standard
 
@@ -21,15 +21,9 @@ def read_transposed(draft: Draft) -> None:
         if node.outputs[0].is_graph_output() or not all(_multiplies(user, node.outputs[0]) for user in users):
             continue
         for user in users:
-            fused = ir.Node(
-                MICROSOFT, "FusedMatMul", [user.inputs[0], weight], [ir.AttrInt64("transB", 1)], num_outputs=1
-            )
-            fused.name = user.name
-            draft.graph.insert_before(user, fused)
-            take_place(fused.outputs[0], user.outputs[0])
-            draft.graph.remove(user, safe=True)
+            inputs, attributes = [user.inputs[0], weight], [ir.AttrInt64("transB", 1)]
+            replace_node(user, ir.Node(MICROSOFT, "FusedMatMul", inputs, attributes, num_outputs=1, name=user.name))
         draft.graph.remove(node, safe=True)
-        draft.graph.opset_imports.setdefault(MICROSOFT, 1)
 
 
 def _multiplies(node: ir.Node, value: ir.Value) -> bool:

@@ -10,14 +10,15 @@ take them for the same as the nodes they copy.
 import fnmatch
 import math
 import statistics
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import onnx_ir as ir
 
 from onnxgrad.graph.builder import RANDOM, Builder, op
-from onnxgrad.graph.node import subgraphs
+from onnxgrad.graph.node import descendants, needed_for, subgraphs, values_read
 from onnxgrad.graph.suggest import suggestion
+from onnxgrad.graph.tensor import is_float
 from onnxgrad.graph.torch_export import modules_of
 from onnxgrad.passes.draft import Draft
 
@@ -59,14 +60,13 @@ class _Step:
     def __init__(self, graph: ir.Graph, loss: str, gradients: Mapping[str, str]) -> None:
         self._graph = graph
         self._sort()
-        (end,) = (v for v in graph.outputs if v.name == loss)
-        self.forward = self._ancestors(end)
+        self.forward = needed_for(self.nodes, {v for v in graph.outputs if v.name == loss})
         weights = [v for v in graph.inputs if v.name in gradients]
         batch = [v for v in graph.inputs if v.name not in gradients]
-        self.of_batch = {*batch, *(v for n in self.descendants(batch) for v in n.outputs)}
-        of_both = self.descendants(weights) & self.descendants(batch) & self.forward
+        self.of_batch = {*batch, *(v for n in descendants(self.nodes, batch) for v in n.outputs)}
+        of_both = descendants(self.nodes, weights) & descendants(self.nodes, batch) & self.forward
         # Activations: floating-point values of the forward pass that weights and the batch both go into.
-        self.active = [n for n in self.nodes if n in of_both and any(map(_is_floating, n.outputs))]
+        self.active = [n for n in self.nodes if n in of_both and any(map(is_float, n.outputs))]
         wanted = set(gradients.values())
         self.flow = self._flow({n for v in graph.outputs if v.name in wanted and (n := v.producer()) is not None})
 
@@ -75,32 +75,13 @@ class _Step:
         self.nodes = list(self._graph)
         self.position = {node: k for k, node in enumerate(self.nodes)}
 
-    def _ancestors(self, end: ir.Value) -> set[ir.Node]:
-        found: set[ir.Node] = set()
-        pending = [end.producer()]
-        while pending:
-            node = pending.pop()
-            if node is not None and node not in found:
-                found.add(node)
-                pending += [v.producer() for v in _inputs(node)]
-        return found
-
-    def descendants(self, values: Iterable[ir.Value], first: Collection[ir.Node] = ()) -> set[ir.Node]:
-        """All nodes that some values, or the results of some nodes, go into; with those nodes."""
-        reached, found = set(values), set(first)
-        for node in self.nodes:
-            if node in found or any(v in reached for v in _inputs(node)):
-                found.add(node)
-                reached.update(node.outputs)
-        return found
-
     def _flow(self, gradients: set[ir.Node]) -> set[ir.Node]:
         """Nodes of the backward pass through which the gradient of the loss flows.
 
         They read the last activations, as all gradients do. Others, which read those of one layer alone, may run early.
         """
         for node in self.active[-LAST:][::-1]:
-            found = self.descendants(node.outputs) - self.forward
+            found = descendants(self.nodes, node.outputs) - self.forward
             if found >= gradients - self.forward:
                 return found
         return set(self.nodes) - self.forward
@@ -112,14 +93,14 @@ class _Step:
         least with blocks of √(w · b). The last one is not computed again: its gradients are the first.
         """
         nodes = set(self.active)
-        floating = [v for node in self.active for v in node.outputs if _is_floating(v)]
+        floating = [v for node in self.active for v in node.outputs if is_float(v)]
         readers = {v: {n for n, _ in v.uses()} & nodes for v in floating}
         segments: list[list[ir.Node]] = [[]]
         between: list[int] = []
         live: dict[ir.Value, set[ir.Node]] = {}
         for node in self.active:
             segments[-1].append(node)
-            for v in live.keys() & set(_inputs(node)):
+            for v in live.keys() & set(values_read(node)):
                 live[v].discard(node)
                 if not live[v]:
                     del live[v]
@@ -152,10 +133,10 @@ class _Step:
         elsewhere = (self.forward if region.is_module else in_regions) - inside
         dropped = {v for v in made if not any(n in elsewhere for n, _ in v.uses())}
         readers = {n for v in dropped for n, _ in v.uses() if n in self.position and n not in self.forward}
-        after = self.descendants((), readers)
+        after = readers | descendants(self.nodes, [v for n in readers for v in n.outputs])
         arriving = [
             v for n in self.nodes if n in after for v in n.inputs
-            if v is not None and (p := v.producer()) in self.flow and p not in after and _is_floating(v)
+            if v is not None and (p := v.producer()) in self.flow and p not in after and is_float(v)
         ]  # fmt: skip
         if not readers or not arriving:
             return False
@@ -205,7 +186,7 @@ def _connected(nodes: Iterable[ir.Node]) -> list[list[ir.Node]]:
     """Groups of nodes that read each other's results."""
     groups: list[list[ir.Node]] = []
     for node in nodes:
-        producers = {v.producer() for v in _inputs(node)}
+        producers = {v.producer() for v in values_read(node)}
         near = [group for group in groups if not producers.isdisjoint(group)]
         groups = [group for group in groups if group not in near] + [[*(n for group in near for n in group), node]]
     return groups
@@ -227,18 +208,6 @@ def _delayed(builder: Builder, starts: Sequence[ir.Value], gradient: ir.Value) -
 
 def _can_be_copied(node: ir.Node) -> bool:
     return node.op_type not in ONCE and not subgraphs(node)
-
-
-def _inputs(node: ir.Node) -> Iterator[ir.Value]:
-    """What a node reads, its subgraphs included."""
-    yield from (v for v in node.inputs if v is not None)
-    for subgraph in subgraphs(node):
-        for inner in subgraph.all_nodes():
-            yield from (v for v in inner.inputs if v is not None)
-
-
-def _is_floating(value: ir.Value) -> bool:
-    return value.dtype is not None and value.dtype.is_floating_point()
 
 
 def _bytes(value: ir.Value) -> int:

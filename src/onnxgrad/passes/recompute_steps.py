@@ -61,13 +61,10 @@ def _divide_loop(builder: Builder, node: Any) -> bool:
 
 def _segment_of_loop(builder: Builder, node: Any, body: ir.Graph, count: int, total: Tensor, size: Tensor) -> ir.Graph:
     """A step of the outer Loop: a Loop over the steps of a segment."""
-    outer, inner = (Builder(graph, builder) for graph in (ir.Graph([], [], nodes=[], name="segment"), body))
+    outer, inner = builder.subgraph("segment"), Builder(body, builder)
     number, more, *states = (_like(outer, v) for v in body.inputs)
     slices = list(body.outputs)[1 + count :]
-    so_far = [
-        outer.tensor(ir.Value(name=outer.fresh_value_name(f"{outer.scope}/so_far"), type=_sequence_of(v)))
-        for v in slices
-    ]
+    so_far = [outer.parameter(f"{outer.scope}/so_far", _sequence_of(v)) for v in slices]
     with outer.at_work(builder.scope):
         start = op.Mul(number, size)
         steps = op.Min(size, op.Sub(total, start))
@@ -97,7 +94,7 @@ def _join(builder: Builder, pieces: ir.Value, one: ir.Value) -> None:
     pieces.name, pieces.type, pieces.shape = builder.fresh_value_name(f"{pieces.name}_pieces"), _sequence_of(one), None
     sequence, branches = builder.tensor(pieces), {}
     for name in ("then_branch", "else_branch"):
-        inner = Builder(ir.Graph([], [], nodes=[], name=name), builder)
+        inner = builder.subgraph(name)
         with inner.at_work(builder.scope):
             if name == "then_branch":
                 result = op.ConcatFromSequence(sequence, axis=0)
@@ -112,8 +109,7 @@ def _join(builder: Builder, pieces: ir.Value, one: ir.Value) -> None:
 
 def _like(builder: Builder, value: ir.Value) -> Tensor:
     """An input of a new subgraph, as another one is."""
-    name = builder.fresh_value_name(f"{builder.scope}/{value.name}")
-    return builder.tensor(ir.Value(name=name, type=value.type, shape=value.shape))
+    return builder.parameter(f"{builder.scope}/{value.name}", value.type, value.shape)
 
 
 def _sequence_of(value: ir.Value) -> ir.SequenceType:
@@ -145,7 +141,7 @@ def _divide_scan(builder: Builder, node: Any) -> bool:
     else:
         branches = {}
         for name in ("then_branch", "else_branch"):  # onnxruntime's Scan does not run without steps
-            inner = Builder(ir.Graph([], [], nodes=[], name=name), builder)
+            inner = builder.subgraph(name)
             with inner.at_work(builder.scope):
                 given = scan.divided(inner) if name == "then_branch" else scan.copy(inner, scan.inputs)
             inner.graph.outputs.extend(t.value for t in given)
@@ -233,7 +229,7 @@ class _Scan:
 
     def _segment(self, builder: Builder) -> ir.Graph:
         """A step of the outer Scan: a Scan over the steps of a segment."""
-        outer = Builder(ir.Graph([], [], nodes=[], name="segment"), builder)
+        outer = builder.subgraph("segment")
         with outer.at_work(builder.scope):
             inputs = [_like(outer, v) for v in self.body.inputs]
             for tensor, axis in zip(inputs[self.states :], self.axes, strict=True):

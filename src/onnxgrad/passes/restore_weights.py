@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrad.graph.initializers import add_initializer, copy_initializer
+from onnxgrad.graph.new_node import new_node
 from onnxgrad.graph.torch_export import (
     PARAMETER,
     PRODUCER,
@@ -147,10 +149,8 @@ def _add_biases(graph: ir.Graph, inputs: Mapping[str, Input]) -> None:
         outputs = _outputs_of(node, weight.shape.numpy())
         if given[0] in graph.initializers or not outputs:
             continue
-        zeros = ir.Tensor(np.zeros(outputs, weight.const_value.numpy().dtype), dtype=weight.dtype, name=given[0])
-        bias = ir.Value(name=given[0], type=weight.type, shape=ir.Shape([outputs]), const_value=zeros)
+        bias = add_initializer(graph, given[0], np.zeros(outputs, np.int8), weight.const_value.dtype)
         mark(bias, PARAMETER)
-        graph.register_initializer(bias)
         node.resize_inputs(max(len(node.inputs), at + 1))
         node.replace_input_with(at, bias)
 
@@ -166,8 +166,7 @@ def _separate_statistics(graph: ir.Graph) -> None:
             if value is None or not value.is_initializer() or len(value.uses()) == 1 or value.name == name:
                 continue
             if name not in graph.initializers:
-                own = ir.Value(name=name, type=value.type, shape=value.shape, const_value=value.const_value)
-                graph.register_initializer(own)
+                copy_initializer(graph, value, name)
             node.replace_input_with(at, graph.initializers[name])
 
 
@@ -185,9 +184,8 @@ def _give_own(graph: ir.Graph, value: ir.Value, name: str, uses: list[Any]) -> N
     if name in graph.initializers:
         _tie(graph, value, graph.initializers[name], uses)
         return
-    own = ir.Value(name=name, type=value.type, shape=value.shape, const_value=value.const_value)
+    own = copy_initializer(graph, value, name)
     mark(own, PARAMETER)
-    graph.register_initializer(own)
     for use in uses:
         use.node.replace_input_with(use.idx, own)
 
@@ -208,11 +206,9 @@ def _tie(graph: ir.Graph, value: ir.Value, other: ir.Value, uses: list[Any]) -> 
     if mine.shape == its.shape and np.array_equal(mine, its):
         result = other
     elif mine.ndim == 2 and mine.shape == its.shape[::-1] and np.array_equal(mine, its.T):
-        node = ir.Node("", "Transpose", [other], [ir.AttrInt64s("perm", [1, 0])], num_outputs=1)
-        node.name = f"{other.name}_transposed"
-        result = node.outputs[0]
-        result.name, result.type, result.shape = node.name, value.type, value.shape
+        node = new_node("Transpose", [other], f"{other.name}_transposed", {"perm": [1, 0]}, like=value)
         graph.insert_before(graph[0], node)
+        result = node.outputs[0]
     else:
         return
     for use in uses:
@@ -246,30 +242,35 @@ def _undo_expand(graph: ir.Graph, value: ir.Value, is_moved: bool) -> ir.Value:
     array = value.const_value.numpy()
     if not (array == array[:1]).all():
         return value
-    name, dtype, array = str(value.name), value.const_value.dtype, array[:1]
+    name, array = str(value.name), array[:1]
     if is_moved and not (array == array.flat[0]).all():
         for axis in range(1, array.ndim - 1):
             first = array.take([0], axis)
             array = first if (array == first).all() else array
-    one = ir.Value(name=name, type=value.type, shape=ir.Shape(array.shape))
-    one.const_value = ir.Tensor(np.ascontiguousarray(array), dtype=dtype, name=name)
-    one.metadata_props.update(value.metadata_props)
-    ends = [ir.AttrInt64("start", 0), ir.AttrInt64("end", 1)]
-    size = ir.Node("", "Shape", [batch], ends, num_outputs=1, name=f"{name}_batch")
-    rest = ir.AttrTensor("value", ir.Tensor(np.array(shape[1:])))
-    others = ir.Node("", "Constant", [], [rest], num_outputs=1, name=f"{name}_rest")
-    whole = ir.Node("", "Concat", [size.outputs[0], others.outputs[0]], [ir.AttrInt64("axis", 0)], num_outputs=1)
-    whole.name = f"{name}_shape"
-    expand = ir.Node("", "Expand", [one, whole.outputs[0]], num_outputs=1, name=f"{name}_expanded")
-    for node in (size, others, whole, expand):
-        node.outputs[0].name = node.name
-    expand.outputs[0].type, expand.outputs[0].shape = value.type, value.shape
-    for node in (expand, whole, others, size):
-        graph.insert_before(graph[0], node)
-    value.replace_all_uses_with(expand.outputs[0])
     graph.initializers.pop(name)
-    graph.register_initializer(one)
+    one = _smaller(graph, value, array)
+    size = new_node("Shape", [batch], f"{name}_batch", {"start": 0, "end": 1})
+    others = new_node("Constant", [], f"{name}_rest", {"value": ir.Tensor(np.array(shape[1:]))})
+    whole = new_node("Concat", [size.outputs[0], others.outputs[0]], f"{name}_shape", {"axis": 0})
+    _compute(graph, value, size, others, whole, new_node("Expand", [one, whole.outputs[0]], f"{name}_expanded"))
     return one
+
+
+def _smaller(graph: ir.Graph, value: ir.Value, array: Any) -> ir.Value:
+    """An initializer of the name and type of one that has just gone."""
+    assert value.const_value is not None
+    found = add_initializer(graph, str(value.name), array, value.const_value.dtype)
+    found.metadata_props.update(value.metadata_props)
+    return found
+
+
+def _compute(graph: ir.Graph, value: ir.Value, *nodes: ir.Node) -> None:
+    """Lets nodes compute what an initializer was; the last one gives it."""
+    result = nodes[-1].outputs[0]
+    result.type, result.shape = value.type, value.shape
+    for node in reversed(nodes):
+        graph.insert_before(graph[0], node)
+    value.replace_all_uses_with(result)
 
 
 def _undo_broadcast(graph: ir.Graph, value: ir.Value, parameters: list[str]) -> None:
@@ -277,22 +278,11 @@ def _undo_broadcast(graph: ir.Graph, value: ir.Value, parameters: list[str]) -> 
     array = value.const_value.numpy() if value.const_value is not None else np.empty(0)
     for name in parameters:
         bias = graph.initializers.get(name)
-        if (
-            bias is None
-            or bias is value
-            or bias.const_value is None
-            or bias.const_value.shape.numpy() != array.shape[-1:]
-        ):
+        if bias is None or bias is value or bias.const_value is None:
             continue
-        if (array == bias.const_value.numpy()).all():
-            sizes = ir.AttrTensor("value", ir.Tensor(np.array(array.shape)))
-            shape = ir.Node("", "Constant", [], [sizes], num_outputs=1, name=f"{value.name}_shape")
-            expand = ir.Node("", "Expand", [bias, shape.outputs[0]], num_outputs=1, name=f"{value.name}_expanded")
-            for node in (expand, shape):
-                node.outputs[0].name = node.name
-                graph.insert_before(graph[0], node)
-            expand.outputs[0].type, expand.outputs[0].shape = value.type, value.shape
-            value.replace_all_uses_with(expand.outputs[0])
+        if bias.const_value.shape.numpy() == array.shape[-1:] and (array == bias.const_value.numpy()).all():
+            shape = new_node("Constant", [], f"{value.name}_shape", {"value": ir.Tensor(np.array(array.shape))})
+            _compute(graph, value, shape, new_node("Expand", [bias, shape.outputs[0]], f"{value.name}_expanded"))
             graph.initializers.pop(str(value.name))
             return
 
@@ -313,22 +303,13 @@ def _undo_reading(graph: ir.Graph, value: ir.Value) -> None:
     if table.size == array.size:
         return
     name = str(value.name)
-    kept = ir.Value(name=name, type=value.type, shape=ir.Shape(table.shape))
-    kept.const_value = ir.Tensor(table, dtype=value.const_value.dtype, name=name)
-    kept.metadata_props.update(value.metadata_props)
-    rows_at = ir.Node("", "Constant", [], [ir.AttrTensor("value", ir.Tensor(at))], num_outputs=1, name=f"{name}_rows")
-    read = ir.Node("", "Gather", [kept, rows_at.outputs[0]], num_outputs=1, name=f"{name}_read")
+    graph.initializers.pop(name)
+    kept = _smaller(graph, value, table)
+    rows_at = new_node("Constant", [], f"{name}_rows", {"value": ir.Tensor(at)})
+    read = new_node("Gather", [kept, rows_at.outputs[0]], f"{name}_read")
     order = [*range(array.ndim - 1)]
     order.insert(axis, array.ndim - 1)
-    moved = ir.Node("", "Transpose", [read.outputs[0]], [ir.AttrInt64s("perm", order)], num_outputs=1)
-    moved.name = f"{name}_moved"
-    for node in (moved, read, rows_at):
-        node.outputs[0].name = node.name
-        graph.insert_before(graph[0], node)
-    moved.outputs[0].type, moved.outputs[0].shape = value.type, value.shape
-    value.replace_all_uses_with(moved.outputs[0])
-    graph.initializers.pop(name)
-    graph.register_initializer(kept)
+    _compute(graph, value, rows_at, read, new_node("Transpose", read.outputs, f"{name}_moved", {"perm": order}))
 
 
 def _undo_identities(graph: ir.Graph) -> None:
@@ -346,7 +327,5 @@ def _undo_identities(graph: ir.Graph) -> None:
             continue
         name = str(result.name)
         result.name = None
-        own = ir.Value(name=name, type=source.type, shape=source.shape, const_value=source.const_value)
-        graph.register_initializer(own)
-        result.replace_all_uses_with(own)
+        result.replace_all_uses_with(copy_initializer(graph, source, name))
         graph.remove(node, safe=True)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.graph.replace import take_place
+from onnxgrad.graph.replace import replace_node
 from onnxgrad.passes.draft import Draft
 from onnxgrad.schema import MICROSOFT, is_standard
 
@@ -25,16 +25,12 @@ def save_batch_statistics(draft: Draft) -> None:
             continue
         attributes = [node.attributes[name] for name in KEPT if name in node.attributes]
         new = ir.Node(MICROSOFT, "BatchNormInternal", node.inputs, attributes, num_outputs=5, name=node.name)
-        assert node.graph is not None
-        node.graph.insert_before(node, new)
         X, statistic = node.inputs[0], node.inputs[3]
         assert X is not None and statistic is not None
         for value, name in zip(new.outputs[1:], OUTPUTS, strict=True):
             value.name, value.type, value.shape = f"{node.outputs[0].name}_{name}", statistic.type, statistic.shape
         new.outputs[0].type, new.outputs[0].shape = X.type, X.shape
-        for old, value in zip(node.outputs, new.outputs, strict=False):
-            take_place(value, old)
-        node.graph.remove(node, safe=True)
+        replace_node(node, new)
         saved[X, _epsilon(new)] = new.outputs[3:]
     for node in nodes:
         if node.op_type == "BatchNormalizationGrad" and node.domain == MICROSOFT and _measures(node):
@@ -49,9 +45,8 @@ def _trains(node: ir.Node) -> bool:
 
 
 def _epsilon(node: ir.Node) -> float:
-    return float(
-        np.float32(node.attributes.get_float("epsilon", 1e-5))
-    )  # as attributes hold it, and the default does not
+    """As attributes hold it, and the default does not."""
+    return float(np.float32(node.attributes.get_float("epsilon", 1e-5)))
 
 
 def _measures(node: ir.Node) -> bool:

@@ -1,12 +1,13 @@
 """session(): a session of stock onnxruntime for any model, with every operator of onnxgrad and onnxruntime-training."""
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import onnx
 
+from onnxgrad.functions.add_functions import all_nodes
 from onnxgrad.op import operator_of
 from onnxgrad.runtime.session import open_session
 from onnxgrad.schema import MICROSOFT, PREVIEW_TRAINING, STRAYS, is_standard
@@ -45,7 +46,7 @@ def foreign_operators(model: Any) -> set[str]:
 def nodes_of(model: Any) -> Iterable[Any]:
     """All nodes of a model, of its functions and subgraphs too; none of anything else."""
     if isinstance(model, onnx.ModelProto):
-        return (node for graph in (model.graph, *model.functions) for node in _nodes(graph))
+        return all_nodes(model)
     if hasattr(model, "functions"):
         return (node for graph in (model.graph, *model.functions.values()) for node in graph.all_nodes())
     return ()
@@ -53,15 +54,6 @@ def nodes_of(model: Any) -> Iterable[Any]:
 
 def _mentions_foreign(content: bytes) -> bool:
     return any(word.encode() in content for word in (MICROSOFT, PREVIEW_TRAINING, *STRAYS))
-
-
-def _nodes(graph: Any) -> Iterator[onnx.NodeProto]:
-    """Those of a graph or a function, and of subgraphs."""
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs):
-                yield from _nodes(inner)
 
 
 def _is_foreign(domain: str, op_type: str) -> bool:

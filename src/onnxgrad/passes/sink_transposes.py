@@ -10,28 +10,13 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.graph.builder import Builder
+from onnxgrad.graph.new_node import new_node
+from onnxgrad.graph.node import is_transpose, permutation
 from onnxgrad.graph.replace import take_place
 from onnxgrad.passes.draft import Draft
 from onnxgrad.schema import is_standard
 
 AXES = {"Squeeze": 1, "Slice": 3}  # which input names the axes
-
-
-def permutation(transpose: ir.Node) -> list[int]:
-    """The attribute perm, or what it is if it is left out; the rank must be known."""
-    given = transpose.attributes.get("perm")
-    shape = transpose.outputs[0].shape
-    return list(given.as_ints()) if given is not None else list(range(len(shape or ())))[::-1]
-
-
-def is_transpose(node: ir.Node | None) -> bool:
-    """Whether it is one, of a value of known rank."""
-    return (
-        node is not None
-        and node.op_type == "Transpose"
-        and is_standard(node.domain)
-        and node.outputs[0].shape is not None
-    )
 
 
 def sink_transposes(draft: Draft) -> int:
@@ -82,10 +67,8 @@ def _swap(builder: Builder, transpose: ir.Node, cut: ir.Node) -> list[ir.Node]:
         given = None if named is None else builder.constant_of(named)
         assert given is not None
         axes = [perm[int(a) % rank] for a in given.reshape(-1)]
-        tensor = ir.tensor(np.array(axes, np.int64))
-        constant = ir.Node("", "Constant", [], [ir.AttrTensor("value", tensor)], num_outputs=1)
-        constant.name = f"{cut.name}_axes"
-        constant.outputs[0].name = builder.fresh_value_name(f"{cut.name}_axes")
+        name = builder.fresh_value_name(f"{cut.name}_axes")
+        constant = new_node("Constant", [], name, {"value": ir.tensor(np.array(axes, np.int64))})
         constant.outputs[0].type, constant.outputs[0].shape = ir.TensorType(ir.DataType.INT64), ir.Shape([len(axes)])
         graph.insert_before(cut, constant)
         inputs[at], gone = constant.outputs[0], axes if cut.op_type == "Squeeze" else []
@@ -105,12 +88,10 @@ def _swap(builder: Builder, transpose: ir.Node, cut: ir.Node) -> list[ir.Node]:
         if kept == sorted(kept):  # the axes that changed places are those that are gone
             take_place(part, old)
             continue
-        transposed = ir.Node("", "Transpose", [part], [ir.AttrInt64s("perm", kept)], num_outputs=1)
-        transposed.name = f"{old.name}_transposed"
-        value = transposed.outputs[0]
-        value.name, value.type, value.shape = builder.fresh_value_name(f"{old.name}_transposed"), old.type, old.shape
+        name = builder.fresh_value_name(f"{old.name}_transposed")
+        transposed = new_node("Transpose", [part], name, {"perm": kept}, like=old)
         graph.insert_before(cut, transposed)
-        take_place(value, old)
+        take_place(transposed.outputs[0], old)
         made.append(transposed)
     return made
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrad.graph.initializers import set_numbers
 from onnxgrad.graph.quantization import quantized
 from onnxgrad.passes.stored_weights import (
     StoredWeight,
@@ -26,14 +27,14 @@ def store_integers(graph: ir.Graph, arrays: Mapping[str, Array]) -> set[str]:
     scales = {node.inputs[1] for node in graph.all_nodes() if is_dequantize(node)} | {w.scheme.scale for w in weights}
     written = {str(v.name) for v in scales if v is not None} & arrays.keys()
     for name in written:
-        _replace(graph.initializers[name], arrays[name])
+        set_numbers(graph.initializers[name], arrays[name])
     for weight in sorted(weights, key=lambda w: not w.is_rounded):  # biases last: their scales follow from the others
         scale, of_product = before[id(weight)]
         follows = of_product is not None and is_scale_of_bias(weight, of_product)
         changed = follows and _follow(weight, of_product)
         if weight.name in arrays or changed or weight.scheme.scale.name in written:
             numbers = arrays[weight.name] if weight.name in arrays else weight.numbers(scale)
-            _replace(weight.integers, _integers(weight, numbers))
+            set_numbers(weight.integers, _integers(weight, numbers))
             written |= {weight.name} & arrays.keys()
     return written
 
@@ -67,11 +68,5 @@ def _follow(weight: StoredWeight, before: Array | None) -> bool:
     if now is None or before is None or np.array_equal(now, before):
         return False
     scale = weight.scheme.scale
-    _replace(scale, now.reshape(numbers_of(scale).shape))
+    set_numbers(scale, now.reshape(numbers_of(scale).shape))
     return True
-
-
-def _replace(value: ir.Value, numbers: Array) -> None:
-    dtype = value.dtype
-    assert dtype is not None
-    value.const_value = ir.Tensor(numbers.astype(dtype.numpy(), copy=False), dtype=dtype, name=value.name)

@@ -3,10 +3,11 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir.convenience import get_const_tensor
 
 from onnxgrad.graph.quantization import dequantized
 from onnxgrad.schema import MICROSOFT, is_standard
@@ -126,10 +127,10 @@ def is_dequantize(node: ir.Node) -> bool:
 
 def _scheme_of(node: ir.Node, integers: ir.Value | None) -> Scheme | None:
     _, scale, *zero_point = node.inputs
-    if scale is None or _tensor_of(scale) is None or integers is None:
+    if scale is None or get_const_tensor(scale) is None or integers is None:
         return None
     zero = zero_point[0] if zero_point else None
-    if zero is not None and _tensor_of(zero) is None:
+    if zero is not None and get_const_tensor(zero) is None:
         return None
     return Scheme(scale, zero, node.attributes.get_int("axis", 1), node.attributes.get_int("block_size", 0))
 
@@ -146,10 +147,10 @@ def _product(node: ir.Node, at: int) -> tuple[IntegerProduct, Scheme] | None:
     scales = None if both is None else both.producer()
     if scales is None or scales.op_type != "Mul" or None in scales.inputs:
         return None
-    own = next((v for v in scales.inputs if v is not None and _tensor_of(v) is not None), None)
+    own = next((v for v in scales.inputs if v is not None and get_const_tensor(v) is not None), None)
     other = next((v for v in scales.inputs if v is not own), None)
     zero = node.inputs[3] if len(node.inputs) > 3 else None
-    if own is None or other is None or (zero is not None and _tensor_of(zero) is None):
+    if own is None or other is None or (zero is not None and get_const_tensor(zero) is None):
         return None
     scheme = Scheme(own, zero, -1, 0)
     if not _is_per_tensor(scheme) and node.op_type != "MatMulInteger":
@@ -170,23 +171,11 @@ def _is_output(node: ir.Node) -> bool:
     return any(v.is_graph_output() for v in node.outputs)
 
 
-def _tensor_of(value: ir.Value) -> Any:
-    """The tensor of an initializer or a Constant; None for what is computed."""
-    producer = value.producer()
-    if producer is None:
-        return value.const_value
-    if producer.op_type != "Constant" or not is_standard(producer.domain):
-        return None
-    (attribute,) = producer.attributes.values()
-    if attribute.name == "value":
-        return attribute.value
-    return ir.Tensor(np.array(attribute.value, np.float32)) if attribute.name == "value_float" else None
-
-
 def numbers_of(value: ir.Value) -> Array:
     """The numbers of an initializer or a Constant."""
-    numbers: Array = _tensor_of(value).numpy()
-    return numbers
+    tensor = get_const_tensor(value)
+    assert tensor is not None
+    return tensor.numpy()
 
 
 def is_scale_of_bias(weight: StoredWeight, of_factors: Array) -> bool:

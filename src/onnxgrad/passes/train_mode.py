@@ -2,11 +2,14 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir.convenience import get_const_tensor
 
-from onnxgrad.graph.replace import take_place
+from onnxgrad.graph.new_node import new_node
+from onnxgrad.graph.replace import replace_node
 from onnxgrad.passes.batch_slice import COUNT, FIRST
 from onnxgrad.schema import OWN, is_standard
 
@@ -119,9 +122,7 @@ def _drop_by_seed(graph: ir.Graph, node: ir.Node, seed: ir.Value, number: int, p
     drop = ir.Node(OWN, "SeededDropout", [data, total], [ir.AttrFloat32("ratio", ratio)], num_outputs=1)
     drop.name = f"{node.name}_drop"
     drop.metadata_props.update(node.metadata_props)  # which module it is in
-    graph.insert_before(node, drop)
-    take_place(drop.outputs[0], node.outputs[0])
-    graph.remove(node, safe=True)
+    replace_node(node, drop)
 
 
 class _Integers:
@@ -131,16 +132,13 @@ class _Integers:
         self._graph, self._node = graph, node
 
     def constant(self, name: str, numbers: list[int]) -> ir.Value:
-        return self._added(ir.Node("", "Constant", [], [ir.AttrTensor("value", ir.Tensor(np.array(numbers)))]), name)
+        return self.made(name, "Constant", value=ir.Tensor(np.array(numbers)))
 
-    def made(self, name: str, op_type: str, *inputs: ir.Value) -> ir.Value:
-        return self._added(ir.Node("", op_type, inputs), name)
-
-    def _added(self, made: ir.Node, name: str) -> ir.Value:
+    def made(self, name: str, op_type: str, *inputs: ir.Value, **attributes: Any) -> ir.Value:
+        made = new_node(op_type, inputs, f"{self._node.name}_{name}", attributes)
         (result,) = made.outputs
-        made.name = result.name = f"{self._node.name}_{name}"
         result.type = ir.TensorType(ir.DataType.INT64)
-        result.shape = ir.Shape([] if made.op_type == "Size" else [1])
+        result.shape = ir.Shape([] if op_type == "Size" else [1])
         self._graph.insert_before(self._node, made)
         return result
 
@@ -150,10 +148,7 @@ def _constant(node: ir.Node, at: int, default: float, what: str) -> float:
     value = node.inputs[at] if at < len(node.inputs) else None
     if value is None:
         return default
-    producer = value.producer()
-    tensor = value.const_value
-    if producer is not None and producer.op_type == "Constant" and "value" in producer.attributes:
-        tensor = producer.attributes["value"].as_tensor()
+    tensor = get_const_tensor(value)
     if tensor is None:
         raise ValueError(f"the {what} of {node.op_type} (node {node.name!r}) is computed, expected a constant")
     return float(tensor.numpy().item())

@@ -3,7 +3,8 @@
 import onnx_ir as ir
 
 from onnxgrad.graph.builder import Builder
-from onnxgrad.graph.replace import take_place
+from onnxgrad.graph.replace import replace_node
+from onnxgrad.graph.tensor import is_float
 from onnxgrad.passes.draft import Draft
 from onnxgrad.schema import OWN, is_standard
 
@@ -14,11 +15,7 @@ def use_bias_grad(draft: Draft) -> int:
     sums = [node for node in draft.graph if _is_bias_grad(builder, node)]
     for node in sums:
         new = ir.Node(OWN, "BiasGrad", node.inputs[:1], num_outputs=1, name=f"{node.name}_of_bias")
-        draft.graph.insert_before(node, new)
-        take_place(new.outputs[0], node.outputs[0])
-        draft.graph.remove(node, safe=True)
-    if sums:
-        draft.graph.opset_imports.setdefault(OWN, 1)
+        replace_node(node, new)
     return len(sums)
 
 
@@ -26,7 +23,7 @@ def _is_bias_grad(builder: Builder, node: ir.Node) -> bool:
     if node.op_type != "ReduceSum" or not is_standard(node.domain) or node.attributes.get_int("keepdims", 1) != 0:
         return False
     X, axes = node.inputs[0], node.inputs[1] if len(node.inputs) > 1 else None
-    if X is None or X.shape is None or axes is None or X.dtype is None or not X.dtype.is_floating_point():
+    if X is None or X.shape is None or axes is None or not is_float(X):
         return False
     given, rank = builder.constant_of(axes), len(X.shape)
     return given is not None and rank > 1 and sorted(int(a) % rank for a in given) == list(range(rank - 1))

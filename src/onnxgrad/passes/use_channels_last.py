@@ -13,12 +13,13 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.graph.builder import Builder
-from onnxgrad.graph.replace import take_place
+from onnxgrad.graph.new_node import new_node
+from onnxgrad.graph.node import is_transpose, only_user, permutation
+from onnxgrad.graph.replace import replace_node, take_place
+from onnxgrad.graph.tensor import known_dims, rank_of
 from onnxgrad.ops.families.windows import pool_axes, pool_settings
 from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.finish import drop_dead
-from onnxgrad.passes.fuse_gelu import only_user
-from onnxgrad.passes.sink_transposes import is_transpose, permutation
 from onnxgrad.schema import MICROSOFT, OWN, is_standard
 
 FEWEST = 16  # channels that come and go of a convolution which makes it worthwhile
@@ -71,7 +72,7 @@ def _pays(node: ir.Node) -> bool:
         return False
     if node.outputs[0].dtype in HALF_TYPES:
         return True
-    dims = _dims(node.inputs[1])
+    dims = known_dims(node.inputs[1])
     many = all(isinstance(d, int) and d >= FEWEST for d in dims[:2])
     return many and node.attributes.get_int("group", 1) == 1
 
@@ -86,7 +87,7 @@ def _is_conv(node: ir.Node, kind: str, domain: str) -> bool:
     return (
         node.op_type == kind
         and (node.domain == domain or (not domain and is_standard(node.domain)))
-        and _rank(node.inputs[0]) == _rank(node.inputs[1]) == RANK
+        and rank_of(node.inputs[0]) == rank_of(node.inputs[1]) == RANK
         and node.attributes.get_string("auto_pad", "NOTSET") in ("NOTSET", "VALID")
     )
 
@@ -126,7 +127,7 @@ class _Change:
             pixel, shape = node.inputs
             moved = self._moved_shape(node, shape)
             self._put(node, "Expand", [self._image(pixel), moved], [])
-        elif any(v in self._last and _rank(v) == RANK for v in node.inputs):
+        elif any(v in self._last and rank_of(v) == RANK for v in node.inputs):
             self._visit_follower(node)
 
     def _visit_batch_norm(self, node: ir.Node) -> None:
@@ -145,18 +146,18 @@ class _Change:
         assert dtype is not None
 
         def made(kind: str, *inputs: ir.Value, image: bool = False) -> ir.Value:
-            return self._added(node, kind, inputs, [], dtype, _dims(self._image(X) if image else scale))
+            return self._added(node, kind, inputs, dtype, known_dims(self._image(X) if image else scale))
 
-        number = ir.AttrTensor("value", ir.tensor(np.array(epsilon, dtype.numpy())))
-        spread = made("Add", variance, self._added(node, "Constant", [], [number], dtype, []))
+        number = ir.tensor(np.array(epsilon, dtype.numpy()))
+        spread = made("Add", variance, self._added(node, "Constant", [], dtype, [], value=number))
         a = made("Div", scale, made("Sqrt", spread))
         b = made("Sub", B, made("Mul", mean, a))
         if X.dtype == dtype:
             self._put(node, "Add", [made("Mul", self._image(X), a, image=True), b], [])
             return
-        to = [ir.AttrInt64("to", kind.value) for kind in (dtype, X.dtype) if kind is not None]
-        wide = self._added(node, "Cast", [self._image(X)], to[:1], dtype, _dims(self._image(X)))
-        self._put(node, "Cast", [made("Add", made("Mul", wide, a, image=True), b, image=True)], to[1:])
+        wide = self._added(node, "Cast", [self._image(X)], dtype, known_dims(self._image(X)), to=dtype.value)
+        back = [ir.AttrInt64("to", kind.value) for kind in (X.dtype,) if kind is not None]
+        self._put(node, "Cast", [made("Add", made("Mul", wide, a, image=True), b, image=True)], back)
 
     def _visit_follower(self, node: ir.Node) -> None:
         kind, own = node.op_type, node.domain in (MICROSOFT, OWN)
@@ -178,7 +179,7 @@ class _Change:
         elif kind == "Shape":
             end = node.attributes.get_int("end", RANK)
             axes = TO_FIRST[node.attributes.get_int("start", 0) : end]
-            shape = self._added(node, "Shape", [self._last[first]], [], ir.DataType.INT64, [RANK])
+            shape = self._added(node, "Shape", [self._last[first]], ir.DataType.INT64, [RANK])
             new = self._put(node, "Gather", [shape, self._constant(node, axes)], [], images=[])
             if axes == TO_FIRST:
                 self._shapes[new.outputs[0]] = shape
@@ -186,7 +187,7 @@ class _Change:
             self._put(node, kind, [self._last[first]], [], images=[])
         elif kind in ("Concat", "Split"):
             axis = node.attributes.get_int("axis", 0) % RANK
-            if all(_rank(v) == RANK for v in (node.inputs if kind == "Concat" else node.outputs)):
+            if all(rank_of(v) == RANK for v in (node.inputs if kind == "Concat" else node.outputs)):
                 many = node.inputs if kind == "Concat" else node.inputs[:1]
                 attributes = [a for a in node.attributes.values() if a.name != "axis"]
                 attributes.append(ir.AttrInt64("axis", TO_LAST.index(axis)))
@@ -201,14 +202,14 @@ class _Change:
 
     def _visit_elementwise(self, node: ir.Node) -> None:
         """Where an image has the result's shape; others may be repeated along images and have three axes."""
-        dims = _dims(node.outputs[0])
-        there = [v for v in node.inputs if v in self._last and _dims(v) == dims]
-        if not there or any(_rank(v) != RANK for v in node.outputs):
+        dims = known_dims(node.outputs[0])
+        there = [v for v in node.inputs if v in self._last and known_dims(v) == dims]
+        if not there or any(rank_of(v) != RANK for v in node.outputs):
             return
         given = [v for v in node.inputs if v is not None]
-        if any(v.shape is None or (_rank(v) < RANK - 1 and any(d != 1 for d in _dims(v))) for v in given):
+        if any(v.shape is None or (rank_of(v) < RANK - 1 and any(d != 1 for d in known_dims(v))) for v in given):
             return
-        inputs = [v if v is None or _rank(v) < RANK - 1 else self._image(v) for v in node.inputs]
+        inputs = [v if v is None or rank_of(v) < RANK - 1 else self._image(v) for v in node.inputs]
         self._put(node, node.op_type, inputs, list(node.attributes.values()), domain=node.domain)
 
     def _reduce(self, node: ir.Node, kind: str, axes: Sequence[int], keeps: bool) -> None:
@@ -238,7 +239,7 @@ class _Change:
         assert shape is not None
         if shape in self._shapes:
             return self._shapes[shape]
-        return self._added(node, "Gather", [shape, self._constant(node, TO_LAST)], [], ir.DataType.INT64, [RANK])
+        return self._added(node, "Gather", [shape, self._constant(node, TO_LAST)], ir.DataType.INT64, [RANK])
 
     def _is_zero(self, value: ir.Value | None) -> bool:
         """Whether it is a bias of zeros, as exporters write one for convolutions without."""
@@ -251,10 +252,10 @@ class _Change:
         """The same with its channels last; of three axes, the first one goes last."""
         assert value is not None
         if value not in self._last:
-            dims = _dims(value)
+            dims = known_dims(value)
             perm = TO_LAST if len(dims) == RANK else [1, 2, 0]
-            node = ir.Node("", "Transpose", [value], [ir.AttrInt64s("perm", perm)], num_outputs=1)
-            self._name(node, f"{value.name}_channels_last")
+            name = self._builder.fresh_value_name(f"{value.name}_channels_last")
+            node = new_node("Transpose", [value], name, {"perm": perm})
             (out,) = node.outputs
             out.type, out.shape = value.type, ir.Shape([dims[k] for k in perm])
             producer = value.producer()
@@ -292,22 +293,17 @@ class _Change:
         return new
 
     def _added(
-        self, node: ir.Node, kind: str, inputs: Sequence[ir.Value], attributes: Sequence[ir.Attr], dtype: ir.DataType,
-        dims: list[int],
-    ) -> ir.Value:  # fmt: skip
-        new = ir.Node("", kind, inputs, attributes, num_outputs=1)
-        self._name(new, f"{node.name}_{kind.lower()}")
+        self, node: ir.Node, kind: str, inputs: Sequence[ir.Value], dtype: ir.DataType, dims: list[int], **given: Any
+    ) -> ir.Value:
+        new = new_node(kind, inputs, self._builder.fresh_value_name(f"{node.name}_{kind.lower()}"), given)
         (out,) = new.outputs
         out.type, out.shape = ir.TensorType(dtype), ir.Shape(dims)
         self._graph.insert_before(node, new)
         return out
 
     def _constant(self, node: ir.Node, numbers: list[int]) -> ir.Value:
-        tensor = ir.AttrTensor("value", ir.tensor(np.array(numbers, np.int64)))
-        return self._added(node, "Constant", [], [tensor], ir.DataType.INT64, [len(numbers)])
-
-    def _name(self, node: ir.Node, name: str) -> None:
-        node.name = node.outputs[0].name = self._builder.fresh_value_name(name)
+        tensor = ir.tensor(np.array(numbers, np.int64))
+        return self._added(node, "Constant", [], ir.DataType.INT64, [len(numbers)], value=tensor)
 
     def finish(self) -> None:
         """Removes what was changed; where others use it, there is a Transpose in its place."""
@@ -316,8 +312,7 @@ class _Change:
                 if old not in self._last or not (old.uses() or old.is_graph_output()):
                     continue
                 made = self._last[old]
-                transpose = ir.Node("", "Transpose", [made], [ir.AttrInt64s("perm", TO_FIRST)], num_outputs=1)
-                transpose.name = f"{old.name}_channels_first"
+                transpose = new_node("Transpose", [made], f"{old.name}_channels_first", {"perm": TO_FIRST})
                 self._graph.insert_before(node, transpose)
                 take_place(transpose.outputs[0], old)
             self._graph.remove(node, safe=True)
@@ -325,7 +320,7 @@ class _Change:
 
 def _has_batch_statistics(node: ir.Node) -> bool:
     """Whether it is batch normalization in training, or its gradient from statistics that were saved."""
-    if node.domain != MICROSOFT or _rank(node.inputs[0]) != RANK:
+    if node.domain != MICROSOFT or rank_of(node.inputs[0]) != RANK:
         return False
     if node.op_type == "BatchNormInternal":
         return node.attributes.get_int("training_mode", 1) == 1
@@ -337,7 +332,7 @@ def _has_given_statistics(node: ir.Node) -> bool:
     return (
         node.op_type == "BatchNormalization"
         and is_standard(node.domain)
-        and _rank(node.inputs[0]) == RANK
+        and rank_of(node.inputs[0]) == RANK
         and node.attributes.get_int("training_mode", 0) == 0
         and len({v.dtype for v in node.inputs[1:] if v is not None} - {None}) == 1
     )
@@ -351,7 +346,7 @@ def is_max_pool(node: ir.Node) -> bool:
     ends = node.inputs[0], node.outputs[0]
     image, windows = ends if is_pool else ends[::-1]
     return (
-        _rank(image) == RANK
+        rank_of(image) == RANK
         and not any(v.uses() or v.is_graph_output() for v in node.outputs[1:])
         and node.attributes.get_string("auto_pad", "NOTSET") in ("NOTSET", "VALID")
         and (node.attributes.get_int("ceil_mode", 0) == 0 or _begins_within(node, image, windows))
@@ -360,10 +355,10 @@ def is_max_pool(node: ir.Node) -> bool:
 
 def _begins_within(node: ir.Node, image: ir.Value | None, windows: ir.Value | None) -> bool:
     """Whether there are no more windows than begin in the image: before opset 22, ONNX counts one more."""
-    sizes, given = _dims(image)[2:], node.attributes
+    sizes, given = known_dims(image)[2:], node.attributes
     lists = [given.get_ints(name) for name in ("dilations", "kernel_shape", "pads", "strides")]
     axes = pool_axes(sizes, pool_settings("NOTSET", 1, *lists)) if all(isinstance(n, int) for n in sizes) else []
-    return [axis.windows for axis in axes] == _dims(windows)[2:]
+    return [axis.windows for axis in axes] == known_dims(windows)[2:]
 
 
 def _repeats_pixels(node: ir.Node) -> bool:
@@ -371,8 +366,8 @@ def _repeats_pixels(node: ir.Node) -> bool:
     return (
         node.op_type == "Expand"
         and is_standard(node.domain)
-        and _rank(node.outputs[0]) == RANK
-        and _dims(node.inputs[0])[2:] == [1, 1]
+        and rank_of(node.outputs[0]) == RANK
+        and known_dims(node.inputs[0])[2:] == [1, 1]
         and all(user.op_type in ELEMENTWISE | GRADIENTS | {"Split"} for user, _ in node.outputs[0].uses())
     )
 
@@ -396,7 +391,12 @@ def _take_in_what_follows(graph: ir.Graph, norm: ir.Node) -> None:
     if after is not None and after.op_type == "Add" and is_standard(after.domain):
         mine = norm.outputs[0]
         other = after.inputs[1] if after.inputs[0] is mine else after.inputs[0]
-        if other is not None and other is not mine and other.dtype == mine.dtype and _dims(other) == _dims(mine):
+        if (
+            other is not None
+            and other is not mine
+            and other.dtype == mine.dtype
+            and known_dims(other) == known_dims(mine)
+        ):
             inputs.append(other)
             gone.append(after)
             after = only_user(after)
@@ -456,31 +456,18 @@ def _take_in_relu_grad(graph: ir.Graph, gradient: ir.Node) -> None:
         add = dY.producer()
         if add is not None and add.op_type == "Add" and is_standard(add.domain) and only_user(add) is before:
             first, second = add.inputs
-            if _dims(first) == _dims(second) == _dims(dY):  # the two ways back of a residual
+            if known_dims(first) == known_dims(second) == known_dims(dY):  # the two ways back of a residual
                 inputs = [first, *gradient.inputs[1:], Y, None, second]
     else:
         inputs = [dY, *gradient.inputs[1:], None, norm.inputs[2]]
     new = ir.Node(OWN, gradient.op_type, inputs, [], num_outputs=4, name=gradient.name)
     new.metadata_props.update(gradient.metadata_props)
-    graph.insert_before(gradient, new)
-    for made, old in zip(new.outputs, gradient.outputs, strict=False):
-        take_place(made, old)
-    graph.remove(gradient, safe=True)
+    replace_node(gradient, new)
     take_place(new.outputs[3], passed)
-
-
-def _rank(value: ir.Value | None) -> int:
-    """0 if it is not known, too."""
-    return 0 if value is None or value.shape is None else len(value.shape)
-
-
-def _dims(value: ir.Value | None) -> list[Any]:
-    """Numbers and names; None where neither is known."""
-    return [] if value is None else [d if isinstance(d, int) else d.value for d in value.shape or ()]
 
 
 def _moved(value: ir.Value) -> ir.Shape | None:
     if value.shape is None:
         return None
-    dims = _dims(value)
+    dims = known_dims(value)
     return ir.Shape([dims[k] for k in TO_LAST])

@@ -6,7 +6,7 @@ run, and what is left to it is a product for each channel, several times slower.
 
 import onnx_ir as ir
 
-from onnxgrad.graph.replace import take_place
+from onnxgrad.graph.replace import replace_node
 from onnxgrad.passes.draft import Draft
 from onnxgrad.schema import OWN, is_standard
 
@@ -15,8 +15,7 @@ TYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 
 def use_depthwise_conv(draft: Draft) -> None:
     """Replaces the nodes whose weights are not constant."""
-    graph = draft.graph
-    for node in list(graph):
+    for node in list(draft.graph):
         if node.op_type != "Conv" or not is_standard(node.domain) or len(node.inputs) < 2:
             continue
         image, weight = node.inputs[0], node.inputs[1]
@@ -26,11 +25,7 @@ def use_depthwise_conv(draft: Draft) -> None:
         rank = len(dims) - 2
         if rank > 2 or dims[1] != 1 or dims[0] != attributes.get_int("group", 1) or dims[0] < 2:
             continue
-        if (
-            image.dtype not in TYPES
-            or weight.is_initializer()
-            or attributes.get_string("auto_pad", "NOTSET") != "NOTSET"
-        ):
+        if image.dtype not in TYPES or weight.is_initializer():
             continue
         if attributes.get_string("auto_pad", "NOTSET") != "NOTSET":
             continue
@@ -44,7 +39,4 @@ def use_depthwise_conv(draft: Draft) -> None:
             [ir.AttrInt64("group", dims[0]), *(ir.AttrInt64s(name, list(given)) for name, given in settings.items())],
             num_outputs=1, name=f"{node.name}_depthwise",
         )  # fmt: skip
-        graph.insert_before(node, made)
-        take_place(made.outputs[0], node.outputs[0])
-        graph.remove(node, safe=True)
-        graph.opset_imports.setdefault(OWN, 1)
+        replace_node(node, made)

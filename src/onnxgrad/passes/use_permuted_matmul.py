@@ -4,6 +4,7 @@ MatMul, Gemm and onnxruntime's FusedMatMul become PermutedMatMul, which takes in
 factors that are constant numbers, and the Add of a bias.
 """
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -11,11 +12,12 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxgrad.graph.builder import Builder
-from onnxgrad.graph.replace import take_place
+from onnxgrad.graph.node import is_transpose, only_user, permutation
+from onnxgrad.graph.replace import replace_node
+from onnxgrad.graph.tensor import known_dims, rank_of
 from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.finish import drop_dead
-from onnxgrad.passes.fuse_gelu import only_user
-from onnxgrad.passes.sink_transposes import is_transpose, permutation
+from onnxgrad.passes.scale_factor import value_and_factor
 from onnxgrad.schema import MICROSOFT, OWN, is_standard
 
 HALF_TYPES = ir.DataType.FLOAT16, ir.DataType.BFLOAT16
@@ -32,7 +34,7 @@ class _Operand:
 
     @classmethod
     def of(cls, builder: Builder, value: ir.Value, is_transposed: bool = False) -> "_Operand":
-        perm = list(range(_rank(value)))
+        perm = list(range(rank_of(value)))
         if is_transposed:
             perm[-2:] = perm[:-3:-1]
         operand = cls(value, perm)
@@ -49,12 +51,12 @@ class _Operand:
             axes = permutation(node)
             perm = [axes[k] for k in self.perm]
             return _Operand(node.inputs[0], perm, self.factor) if _lies_well(perm) else None
-        scaled = _scaled(builder, node)
+        scaled = value_and_factor(node, functools.partial(_number, builder))
         return None if scaled is None else _Operand(scaled[0], self.perm, self.factor * scaled[1])
 
     @property
     def columns(self) -> Any:
-        return _dims(self.value)[self.perm[-1]]
+        return known_dims(self.value)[self.perm[-1]]
 
 
 def use_permuted_matmul(draft: Draft, precision: str = "float32", on_gpu: bool = False) -> int:
@@ -68,46 +70,47 @@ def use_permuted_matmul(draft: Draft, precision: str = "float32", on_gpu: bool =
     dtypes = (ir.DataType.FLOAT, *(HALF_TYPES if on_gpu else ()))
     products = [n for n in graph if _is_product(n) and n.outputs[0].dtype in dtypes and _can_be_changed(n)]
     if precision != "float32" or on_gpu:
-        products = [n for n in products if _rank(n.inputs[1]) == 2]
+        products = [n for n in products if rank_of(n.inputs[1]) == 2]
     for node in products:
         _change(builder, node, precision)
     if products:
         drop_dead(draft)
-        graph.opset_imports.setdefault(OWN, 1)
     return len(products)
 
 
 def _is_product(node: ir.Node) -> bool:
     if node.domain == MICROSOFT and node.op_type == "FusedMatMul":
-        return not any(_attribute(node, name, 0) for name in ("transBatchA", "transBatchB"))
+        return not any(node.attributes.get_int(name, 0) for name in ("transBatchA", "transBatchB"))
     return is_standard(node.domain) and node.op_type in ("MatMul", "Gemm")
 
 
 def _can_be_changed(node: ir.Node) -> bool:
     A, B, *rest = node.inputs
-    if A is None or B is None or min(_rank(A), _rank(B)) < 2:
+    if A is None or B is None or min(rank_of(A), rank_of(B)) < 2:
         return False
-    left, right = _dims(A), _dims(B)
-    *_, rows, depth = [*left[:-2], left[-1], left[-2]] if _attribute(node, "transA", 0) else left
-    columns = right[-2 if _attribute(node, "transB", 0) else -1]
+    left, right = known_dims(A), known_dims(B)
+    *_, rows, depth = [*left[:-2], left[-1], left[-2]] if node.attributes.get_int("transA", 0) else left
+    columns = right[-2 if node.attributes.get_int("transB", 0) else -1]
     if len(right) == 2 and len(left) > 2:  # all rows of A are those of one matrix
         rows = math.prod(left[:-1]) if all(isinstance(d, int) for d in left[:-1]) else None
     if any(isinstance(size, int) and size < FEWEST for size in (rows, depth, columns)):
         return False
     C = rest[0] if rest else None
-    return C is None or bool(_attribute(node, "beta", 1.0) == 1 and _is_bias(C, columns))
+    return C is None or (node.attributes.get_float("beta", 1.0) == 1 and _is_bias(C, columns))
 
 
 def _change(builder: Builder, node: ir.Node, precision: str) -> None:
     A, B, *rest = node.inputs
     assert A is not None and B is not None
     left, right = (
-        _Operand.of(builder, value, bool(_attribute(node, name, 0))) for value, name in ((A, "transA"), (B, "transB"))
+        _Operand.of(builder, value, bool(node.attributes.get_int(name, 0)))
+        for value, name in ((A, "transA"), (B, "transB"))
     )
     bias = rest[0] if rest else None
-    alpha = float(_attribute(node, "alpha", 1.0)) * left.factor * right.factor
+    alpha = node.attributes.get_float("alpha", 1.0) * left.factor * right.factor
     last, perm = node, list(range(max(len(left.perm), len(right.perm))))
-    while bias is None and (after := only_user(last)) is not None and (scaled := _scaled(builder, after)) is not None:
+    number = functools.partial(_number, builder)
+    while bias is None and (after := only_user(last)) is not None and (scaled := value_and_factor(after, number)):
         last, alpha = after, alpha * scaled[1]
     if bias is None and (added := _bias_after(last, right.columns)) is not None:
         last, bias = added
@@ -128,8 +131,7 @@ def _change(builder: Builder, node: ir.Node, precision: str) -> None:
     inputs = [left.value, right.value, *([] if bias is None else [bias])]
     name = f"{node.name}_permuted" if node.name else None
     product = ir.Node(OWN, "PermutedMatMul", inputs, attributes, num_outputs=1, name=name)
-    builder.graph.insert_before(last, product)
-    take_place(product.outputs[0], last.outputs[0])
+    replace_node(last, product)
 
 
 def _bias_after(node: ir.Node, columns: Any) -> tuple[ir.Node, ir.Value] | None:
@@ -145,50 +147,22 @@ def _bias_after(node: ir.Node, columns: Any) -> tuple[ir.Node, ir.Value] | None:
 
 def _is_bias(value: ir.Value, columns: Any) -> bool:
     """Whether it is one number for each column; an unknown number of columns is no column known."""
-    return _rank(value) == 1 and _dims(value)[0] == columns and columns is not None
+    return rank_of(value) == 1 and known_dims(value)[0] == columns and columns is not None
 
 
-def _scaled(builder: Builder, node: ir.Node) -> tuple[ir.Value, float] | None:
-    """A value and a number, if the node multiplies the one with the other or divides it, and changes no shape."""
-    if node.op_type not in ("Mul", "Div") or not is_standard(node.domain):
-        return None
-    first, second = node.inputs[0], node.inputs[1]
-    if first is None or second is None:
-        return None
-    if (number := _number(builder, second)) is not None and _rank(second) <= _rank(first):
-        return first, number if node.op_type == "Mul" else 1 / number if number else math.inf
-    if node.op_type == "Mul" and (number := _number(builder, first)) is not None and _rank(first) <= _rank(second):
-        return second, number
-    return None
-
-
-def _number(builder: Builder, value: ir.Value) -> float | None:
+def _number(builder: Builder, value: ir.Value | None) -> float | None:
     """The one number that a value always is; exporters write the scale of attention as a power."""
-    constant = builder.constant_of(value)
+    if value is None:
+        return None
+    constant, node = builder.constant_of(value), value.producer()
     if constant is not None:
         return float(constant.item()) if constant.size == 1 else None
-    node = value.producer()
     if node is None or node.op_type != "Pow" or not is_standard(node.domain):
         return None
-    base, exponent = (None if v is None else _number(builder, v) for v in node.inputs)
+    base, exponent = (_number(builder, v) for v in node.inputs)
     return None if base is None or exponent is None or base <= 0 else float(base**exponent)
 
 
 def _lies_well(perm: list[int]) -> bool:
     """Whether the numbers that stand side by side in memory are a row or a column of a matrix."""
     return len(perm) - 1 in perm[-2:]
-
-
-def _rank(value: ir.Value | None) -> int:
-    """0 if it is not known, too."""
-    return 0 if value is None or value.shape is None else len(value.shape)
-
-
-def _dims(value: ir.Value) -> list[Any]:
-    """Numbers and names; None where neither is known."""
-    return [d if isinstance(d, int) else d.value for d in value.shape or ()]
-
-
-def _attribute(node: ir.Node, name: str, default: float) -> Any:
-    given = node.attributes.get(name)
-    return default if given is None else given.value

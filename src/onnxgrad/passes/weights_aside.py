@@ -32,9 +32,7 @@ class Weights:
     def put_back(self, graph: ir.Graph) -> None:
         """Makes initializers again of the inputs that stand for weights, in the old order."""
         moved = [v for v in graph.inputs if v.name in self._tensors]
-        kept = [v for v in graph.inputs if v.name not in self._tensors or v.name in self._declared]
-        graph.inputs.clear()
-        graph.inputs.extend(kept)
+        graph.inputs[:] = [v for v in graph.inputs if v.name not in self._tensors or v.name in self._declared]
         for value in moved:
             value.const_value = self._tensors[str(value.name)]
             graph.register_initializer(value)

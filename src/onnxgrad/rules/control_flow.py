@@ -18,6 +18,7 @@ import onnx_ir as ir
 from onnxgrad.graph.builder import RANDOM, Builder, op
 from onnxgrad.graph.dead import drop_dead_nodes
 from onnxgrad.graph.gradients import for_each, gradient_value, of_any_shape, zero_gradient
+from onnxgrad.graph.new_node import new_node
 from onnxgrad.graph.node import NodeView, captured
 from onnxgrad.graph.tensor import Tensor, dims_of
 from onnxgrad.rules import nondiff, vjp
@@ -54,7 +55,7 @@ def _loop(n: NodeView, wanted: Sequence[ir.Value]) -> Parts:
         return steps.parts(steps.loop())
     branches = {}
     for name in ("then_branch", "else_branch"):  # onnxruntime's Scan does not run without steps
-        inner = Builder(ir.Graph([], [], nodes=[], name=name), n.builder)
+        inner = n.builder.subgraph(name)
         with inner.at_work(n.builder.scope):
             _give(inner, steps.scan(inner) if name == "then_branch" else steps.initial)
         branches[name] = inner.graph
@@ -150,9 +151,7 @@ class _Steps:
         n, inner, graph = self.n, self.inner, self.inner.graph
         _, one, axis, _ = self.over[0]
         steps = op.Squeeze(op.Shape(one, start=axis, end=None if axis == -1 else axis + 1))
-        number, more = (
-            _scalar(inner, name, kind) for name, kind in (("number", ir.DataType.INT64), ("more", ir.DataType.BOOL))
-        )
+        number, more = inner.loop_inputs(n.builder.scope)
         with inner.at_work(n.builder.scope):
             step = op.Sub(steps, op.Add(number, 1))
             for v, x, axis, backward in self.over:
@@ -222,14 +221,13 @@ def _record(n: NodeView, places: Sequence[int]) -> list["_Record"]:
         if isinstance(state.value.type, ir.OptionalType):
             raise ValueError(f"its state {state.value.name!r} is an optional, expected tensors or sequences")
         kind, name = ir.SequenceType(ir.TensorType(state.dtype)), f"{node.name}_{state.value.name}"
-        empty = ir.Node("", "SequenceEmpty", [], [ir.AttrInt64("dtype", state.dtype)], num_outputs=1)
-        empty.name = empty.outputs[0].name = n.builder.fresh_value_name(f"{name}_none")
+        empty = new_node("SequenceEmpty", [], n.builder.fresh_value_name(f"{name}_none"), {"dtype": state.dtype.value})
         empty.outputs[0].type = kind
         node.graph.insert_before(node, empty)
         node.replace_input_with(2 + k, empty.outputs[0])
         with inside.at_work(str(node.name)):
-            name_so_far, shape = inside.fresh_value_name(f"{name}_so_far"), state.value.shape
-            so_far = inside.tensor(ir.Value(name=name_so_far, type=kind, shape=shape))
+            shape = state.value.shape
+            so_far = inside.parameter(f"{name}_so_far", kind, shape)
             if state.is_sequence:  # of which there are no sequences: one after the other
                 lengths[k] = op.SequenceLength(so_far).value
                 after = for_each(op.SequenceLength(state), so_far, partial(op.SequenceAt, state))
@@ -323,12 +321,6 @@ def _recomputed(n: NodeView, graph: ir.Graph) -> Builder:
 def _input(inner: Builder, like: ir.Value) -> Tensor:
     """An input of a subgraph that is being written, for the gradient of a value."""
     return inner.tensor(gradient_value(inner.fresh_value_name(f"{inner.scope}/{like.name}_grad"), like))
-
-
-def _scalar(inner: Builder, name: str, kind: ir.DataType) -> Tensor:
-    """Another one, for the number of a step or for the condition."""
-    name = inner.fresh_value_name(f"{inner.scope}/{name}")
-    return inner.tensor(ir.Value(name=name, type=ir.TensorType(kind), shape=ir.Shape([])))
 
 
 def _control_flow(

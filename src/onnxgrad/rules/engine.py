@@ -1,7 +1,6 @@
 """The engine: goes through a graph backwards and writes the gradient that the rules describe."""
 
 import functools
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +11,8 @@ from onnxgrad.graph.broadcast import sum_to_shape
 from onnxgrad.graph.builder import Builder, schema_of
 from onnxgrad.graph.gradients import AtPosition, sum_gradients, zero_gradient
 from onnxgrad.graph.node import NodeView, captured, needed_for, subgraphs, values_read
-from onnxgrad.graph.tensor import Tensor
+from onnxgrad.graph.replace import move_written
+from onnxgrad.graph.tensor import Tensor, may_be_float
 from onnxgrad.rules.registry import RULES, Function, Rule, nondiff, todo
 from onnxgrad.schema import is_standard
 
@@ -49,7 +49,7 @@ def inputs_with_rules(node: ir.Node) -> list[tuple[ir.Value, Function | Any, int
         if k >= len(names) and not variadic:
             break
         function = (
-            rule.by_input[names[at]] if _is_float(value) or (rule.domain, rule.op_type) == DEQUANTIZE else nondiff
+            rule.by_input[names[at]] if may_be_float(value) or (rule.domain, rule.op_type) == DEQUANTIZE else nondiff
         )
         found.append((value, function, k - at if variadic else None))
     return found
@@ -227,7 +227,8 @@ def _rewrite_forward(builder: Builder, seeds: dict[ir.Value, Tensor], wrt: Seque
             except ValueError as error:
                 raise ValueError(f"gradient of {node.op_type} (node {node.name!r}): {error}") from error
         if results is not None:
-            _put_in_place(builder.graph, node, last, results)
+            move_written(last, node)
+            _put_in_place(node, results)
             for old, new in zip(node.outputs, results, strict=False):
                 if old in seeds and new is not None:
                     seeds[new.value] = seeds.pop(old)
@@ -236,11 +237,8 @@ def _rewrite_forward(builder: Builder, seeds: dict[ir.Value, Tensor], wrt: Seque
         builder.graph.sort()  # the builder may have used a node that was there already, further down
 
 
-def _put_in_place(graph: ir.Graph, node: ir.Node, last: ir.Node, results: Sequence[Tensor | None]) -> None:
-    """Moves the nodes after `last` to where `node` is, and their results to where its outputs went."""
-    added = [*itertools.takewhile(lambda n: n is not last, reversed(graph))][::-1]
-    graph.remove(added)
-    graph.insert_after(node, added)
+def _put_in_place(node: ir.Node, results: Sequence[Tensor | None]) -> None:
+    """Lets results go where a node's outputs went."""
     for old, new in zip(node.outputs, results, strict=False):
         if new is not None:
             name, is_output = old.name, old.is_graph_output()
@@ -260,15 +258,11 @@ def _is_variadic(op_type: str, domain: str, at: int) -> bool:
 def _may_have_gradient(value: ir.Value) -> bool:
     """Also integers, from a quantization to DequantizeLinear: the gradient is that of the numbers before rounding."""
     producer = value.producer()
-    return _is_float(value) or (
+    return may_be_float(value) or (
         producer is not None
         and (_domain(producer), producer.op_type) in QUANTIZE
         and any((_domain(user), user.op_type) == DEQUANTIZE for user, _ in value.uses())
     )
-
-
-def _is_float(value: ir.Value) -> bool:
-    return value.dtype is None or value.dtype.is_floating_point()
 
 
 def _domain(node: ir.Node) -> str:

@@ -4,9 +4,8 @@ import ctypes
 import functools
 from typing import Any
 
-VERSION = (
-    25  # of the interface asked for: that of onnxruntime 1.25, the first to tell attributes that are lists of strings
-)
+# Of the interface asked for: that of onnxruntime 1.25, the first to tell attributes that are lists of strings.
+VERSION = 25
 SLOTS = {
     "CreateStatus": 0,
     "CreateCustomOpDomain": 26,

@@ -29,9 +29,7 @@ def open_session(model: Any, options: Any = None, providers: Sequence[Any] | Non
             options = register()
             options.add_session_config_entry(FOLDER, str(path.absolute().parent))
             return _open(path.read_bytes() + IMPORT, options, providers)
-        model = onnx.load(
-            path
-        )  # with its weights: in options of others, which make more sessions, the folder would stay
+        model = onnx.load(path)  # with weights: in options of others, which make more sessions, the folder would stay
     options = register(options)
     if isinstance(model, onnx.ModelProto) and sum(len(t.raw_data) for t in model.graph.initializer) <= LARGEST:
         return _open(model.SerializeToString() + IMPORT, options, providers)

@@ -11,6 +11,7 @@ import torch
 
 from onnxgrad.autodiff.differentiate import weights_to_inputs
 from onnxgrad.graph.builder import Builder
+from onnxgrad.graph.new_node import identity_of
 from onnxgrad.graph.torch_export import PRODUCER
 from onnxgrad.passes.draft import Draft, without_garbage_collection
 from onnxgrad.passes.finish import drop_dead
@@ -98,8 +99,7 @@ def _give_outputs_nodes(graph: ir.Graph) -> None:
     """Has a node compute each output, also those that are inputs, weights or another output."""
     for k, value in enumerate(graph.outputs):
         if value.producer() is None or value in graph.outputs[:k]:
-            node = ir.Node("", "Identity", [value], num_outputs=1, name=f"{value.name}_given_{k}")
-            node.outputs[0].name, node.outputs[0].type, node.outputs[0].shape = node.name, value.type, value.shape
+            node = identity_of(value, f"{value.name}_given_{k}")
             graph.append(node)
             graph.outputs[k] = node.outputs[0]
 

@@ -12,7 +12,8 @@ import onnx_ir as ir
 
 from onnxgrad.graph.builder import RANDOM
 from onnxgrad.graph.dead import drop_dead_nodes
-from onnxgrad.graph.node import RESHAPING, needed_for, reshapes, subgraphs, values_read
+from onnxgrad.graph.node import RESHAPING, descendants, needed_for, reshapes, subgraphs, values_read
+from onnxgrad.graph.tensor import may_be_float
 
 SIMPLE = {*RESHAPING, "Cast", "Constant", "ConstantOfShape", "Expand", "Transpose"}
 USUAL = 32  # what an unknown dimension is taken to be
@@ -34,8 +35,7 @@ def cut(model: ir.Model, results: Collection[str], seeds: Collection[str]) -> Cu
     forward, backward = model.clone(), model.clone()
     keep_outputs(forward.graph, [*results, *(name for name in kept if name not in results)])
     gradients = [v for v in backward.graph.outputs if v.name not in results]
-    backward.graph.outputs.clear()
-    backward.graph.outputs.extend(gradients)
+    backward.graph.outputs[:] = gradients
     _make_inputs(backward.graph, kept)
     keep_outputs(backward.graph, [str(v.name) for v in gradients])
     return Cut(forward, backward, kept)
@@ -47,12 +47,9 @@ class _Keeping:
     def __init__(self, graph: ir.Graph, results: Collection[str], seeds: Collection[str]) -> None:
         nodes = list(graph)
         self._forward = needed_for(nodes, {v for v in graph.outputs if v.name in results})
-        backward: set[ir.Node] = set()
-        moved = {v for v in graph.inputs if v.name in seeds}
-        for node in nodes:
-            if not moved.isdisjoint(values_read(node)):
-                backward.add(node)
-                moved.update(node.outputs)
+        given = {v for v in graph.inputs if v.name in seeds}
+        backward = descendants(nodes, given)
+        moved = {*given, *(v for node in backward for v in node.outputs)}
         self._read = dict.fromkeys(v for n in reversed(nodes) if n in backward for v in values_read(n))
         gradients = (v for v in graph.outputs if v.name not in results)  # which may need no seed, being constant
         self._read |= dict.fromkeys(v for v in gradients if v not in self._read)
@@ -86,7 +83,7 @@ class _Keeping:
             return True
         if node.op_type in SIMPLE:
             return True
-        return not (node.op_type in RANDOM or subgraphs(node) or any(map(_is_floating, node.outputs)))
+        return not (node.op_type in RANDOM or subgraphs(node) or any(map(may_be_float, node.outputs)))
 
     def _price(self, value: ir.Value, known: dict[ir.Value, float]) -> float:
         """Bytes to be kept so that the backward model has a value."""
@@ -115,10 +112,6 @@ def _bytes(value: ir.Value) -> float:
     return math.prod(d if isinstance(d, int) else USUAL for d in value.shape.dims) * value.dtype.itemsize
 
 
-def _is_floating(value: ir.Value) -> bool:
-    return value.dtype is None or value.dtype.is_floating_point()
-
-
 def _make_inputs(graph: ir.Graph, names: Iterable[str]) -> None:
     """Values that nodes compute become inputs."""
     made = {str(v.name): v for node in graph for v in node.outputs}
@@ -133,8 +126,7 @@ def _make_inputs(graph: ir.Graph, names: Iterable[str]) -> None:
 def keep_outputs(graph: ir.Graph, names: Collection[str]) -> None:
     """The graph computes what has these names, and is as small as that allows."""
     named = {str(v.name): v for node in graph for v in node.outputs}
-    graph.outputs.clear()
-    graph.outputs.extend(named[name] for name in names)
+    graph.outputs[:] = [named[name] for name in names]
     drop_dead_nodes(graph)
     for name, value in list(graph.initializers.items()):
         if not value.uses():

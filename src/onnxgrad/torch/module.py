@@ -15,11 +15,9 @@ import torch
 from onnxgrad.graph.files import expect_weights, load, save
 from onnxgrad.graph.suggest import suggestion
 from onnxgrad.passes.draft import Draft, without_garbage_collection
-from onnxgrad.passes.expand_ml import write_attributes
 from onnxgrad.passes.free_batch import fixed_batch
 from onnxgrad.passes.prepare import RESTORE, prepare_for_training
-from onnxgrad.passes.store_integers import store_integers
-from onnxgrad.passes.train_mode import to_inference_mode
+from onnxgrad.passes.put_back import put_back
 from onnxgrad.rules.engine import influences
 from onnxgrad.torch.graphs import Graphs, forget_numbers
 from onnxgrad.torch.session import DTYPES, KINDS
@@ -163,11 +161,7 @@ class _Exported:
     def write(self, path: Path, arrays: Mapping[str, Any]) -> list[Path]:
         """Writes the model with these weights."""
         model = self.copy()
-        written = write_attributes(model.graph, dict(arrays)) | store_integers(model.graph, dict(arrays))
-        for name in arrays.keys() - written:
-            value = model.graph.initializers[name]
-            value.const_value = ir.Tensor(arrays[name], dtype=value.dtype, name=name)
-        to_inference_mode(model)
+        put_back(model, arrays)
         return save(model, path, path)
 
     def __deepcopy__(self, memo: Any) -> "_Exported":

@@ -8,6 +8,7 @@ import onnx_ir as ir
 import torch
 
 from onnxgrad.autodiff.differentiate import Gradient, add_gradient
+from onnxgrad.graph.tensor import is_float
 from onnxgrad.graph.torch_export import is_detach
 from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.finish import FINISH, FOR_SESSIONS, drop_dead
@@ -53,7 +54,7 @@ class Network:
         detached = _detach(graph)
         nodes, results = list(graph), [v for v in graph.outputs if v.name in self._smooth]
         moved = depends_on(nodes, {v for v in graph.inputs if v.name in wrt})
-        smooth = [v for v in results if v in moved and v.dtype is not None and v.dtype.is_floating_point()]
+        smooth = [v for v in results if v in moved and is_float(v)]
         reached = {v.name for v in influences(nodes, set(smooth))}
         wanted = [name for name in wrt if name in reached]
         gradient = None

@@ -14,7 +14,9 @@ import onnx_ir as ir
 from onnxgrad.autodiff.differentiate import add_gradient, sources, weights_to_inputs
 from onnxgrad.graph.builder import Builder, op
 from onnxgrad.graph.head import without_word
+from onnxgrad.graph.new_node import new_node
 from onnxgrad.graph.suggest import suggestion
+from onnxgrad.graph.torch_export import PRODUCER
 from onnxgrad.passes.append_loss import append_loss, prediction_of
 from onnxgrad.passes.batch_slice import PLACE, WEIGHTS
 from onnxgrad.passes.cancel_transposes import cancel_transposes
@@ -211,7 +213,7 @@ def _add_slice_inputs(step: _Step) -> None:
 
 def _to_train_mode(step: _Step) -> None:
     """Which layers keep their statistics is decided by names: the loss is not there yet."""
-    frozen = {name for pattern in _names(step.selection.freeze) or () for name in _matching(step, pattern)}
+    frozen = _frozen(step)
     if step.selection.freeze_statistics:
         frozen |= {n for n, role in step.roles.items() if n not in _chosen(step) and role.kind != "statistic"}
     step.statistics = to_train_mode(step.graph, step.place, frozen, by_weights=step.selection.freeze_statistics)
@@ -228,8 +230,7 @@ def _join_projections(step: _Step) -> None:
 
 def _trained(step: _Step) -> set[str]:
     """The names of what is trained, as far as it is known before the loss is there."""
-    frozen = {name for pattern in _names(step.selection.freeze) or () for name in _matching(step, pattern)}
-    return _chosen(step) - frozen
+    return _chosen(step) - _frozen(step)
 
 
 def _chosen(step: _Step) -> set[str]:
@@ -257,7 +258,7 @@ def _use_sample_variance(step: _Step) -> None:
 
 def _is_of_torch(step: _Step) -> bool:
     """Whether one of torch's exporters wrote the model."""
-    return bool(step.model.producer_name == "pytorch")
+    return bool(step.model.producer_name == PRODUCER)
 
 
 def _append_loss(step: _Step) -> None:
@@ -284,7 +285,7 @@ def _scale_loss(step: _Step) -> None:
 
 def _choose_parameters(step: _Step) -> None:
     """The weights to train, and the type to train them in."""
-    trainable, freeze = _names(step.selection.trainable), _names(step.selection.freeze)
+    trainable = _names(step.selection.trainable)
     inputs = {v.name for v in step.graph.inputs}
     for name in trainable or ():
         if name in inputs:
@@ -294,7 +295,7 @@ def _choose_parameters(step: _Step) -> None:
     if trainable is not None and any(role.kind == ADAPTER for role in step.roles.values()):
         found = list(dict.fromkeys([*(str(v.name) for v in sources(step, [loss], None, "trainable")), *found]))
     found = [name for name in found if name in step.graph.initializers]
-    frozen = {name for pattern in freeze or () for name in _matching(step, pattern)}
+    frozen = _frozen(step)
     step.parameters = [name for name in found if name not in frozen]
     if not step.parameters:
         raise ValueError(f"{step.caller}: freeze leaves nothing to train")
@@ -305,6 +306,11 @@ def _choose_parameters(step: _Step) -> None:
 
 def _names(names: str | Sequence[str] | None) -> Sequence[str] | None:
     return [names] if isinstance(names, str) else names
+
+
+def _frozen(step: _Step) -> set[str]:
+    """What `freeze` names."""
+    return {name for pattern in _names(step.selection.freeze) or () for name in _matching(step, pattern)}
 
 
 def _matching(step: _Step, pattern: str) -> list[str]:
@@ -343,9 +349,7 @@ def _add_gradient(step: _Step) -> None:
 def _keep_outputs_of_step(step: _Step) -> None:
     """Of the outputs only what a step computes; running statistics, which it changes, become inputs."""
     wanted = {step.loss, *step.gradients.values(), *_measured(step)}
-    kept = [v for v in step.graph.outputs if v.name in wanted]
-    step.graph.outputs.clear()
-    step.graph.outputs.extend(kept)
+    step.graph.outputs[:] = [v for v in step.graph.outputs if v.name in wanted]
     weights_to_inputs(step.graph, [n for s in step.statistics for n in s.current])
 
 
@@ -408,10 +412,7 @@ def _widen_parameters(step: _Step) -> None:
         values = functools.partial(_as_type, narrow, wide)
         source.const_value = ir.LazyTensor(values, wide, ir.Shape(narrow.shape.numpy()), name=name)
         graph.register_initializer(source)
-        to = ir.AttrInt64("to", value.dtype.value)
-        cast = ir.Node("", "Cast", [source], [to], num_outputs=1, name=f"{name}_cast")
-        cast.outputs[0].name = f"{name}_{value.dtype.name.lower()}"
-        cast.outputs[0].type, cast.outputs[0].shape = value.type, value.shape
+        cast = new_node("Cast", [source], f"{name}_{value.dtype.name.lower()}", {"to": value.dtype.value}, like=value)
         graph.insert_before(graph[0], cast)
         value.replace_all_uses_with(cast.outputs[0], replace_graph_outputs=True)
 

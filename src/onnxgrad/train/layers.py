@@ -7,11 +7,12 @@ as a rule, is the last layer. Where names count nothing, each weight with two di
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import onnx_ir as ir
 
-from onnxgrad.graph.node import subgraphs
+from onnxgrad.graph.node import values_read
+from onnxgrad.graph.tensor import is_float
 
 Block = tuple[str, ...]
 BlockOf = Callable[[str, str], Block | None]  # of the names of a parameter and of a node that reads it
@@ -30,9 +31,7 @@ def factors(depths: Mapping[str, int], parameters: Mapping[str, object], decay: 
 def depths(graph: ir.Graph) -> dict[str, int]:
     """The layer of each floating-point initializer that the outputs depend on."""
     weights = {
-        str(v.name): () if v.shape is None else tuple(v.shape)
-        for v in graph.initializers.values()
-        if v.dtype is not None and v.dtype.is_floating_point()
+        str(v.name): () if v.shape is None else tuple(v.shape) for v in graph.initializers.values() if is_float(v)
     }
     counted = {block for name in (*weights, *(str(node.name or "") for node in graph)) if (block := _by_number(name))}
     stages = {block[:-2] for block in counted if block[-2:-1] and block[-2] in COUNTED_AGAIN}
@@ -100,7 +99,7 @@ class _Depths:
             self._visit(node)
 
     def _visit(self, node: ir.Node) -> None:
-        read = list(_read(node))
+        read = values_read(node)
         weights = list(dict.fromkeys(name for value in read for name in self._sources.get(value, ())))
         before = [self._depth[value] for value in read if value in self._depth]
         if not before:
@@ -115,9 +114,3 @@ class _Depths:
         for name, own in blocks.items():
             self.of_weight.setdefault(name, apart if own is None else self.of_block[own])
         self._depth |= dict.fromkeys(node.outputs, depth)
-
-
-def _read(node: ir.Node) -> Iterator[ir.Value]:
-    """What a node reads, its subgraphs included."""
-    for one in (node, *(inner for graph in subgraphs(node) for inner in graph.all_nodes())):
-        yield from (value for value in one.inputs if value is not None)

@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from onnxgrad.cpu.core.ahead import compiling_ahead
 from onnxgrad.cpu.core.threads import get_num_threads
+from onnxgrad.graph.tensor import may_be_float
 from onnxgrad.graph.validity import one_line
 from onnxgrad.runtime.interrupts import run
 from onnxgrad.runtime.register import register, require_onnxruntime
@@ -94,9 +95,9 @@ class Session:
         """A binding of a session of the same graph, to a batch and to the arrays that are bound."""
         binding = session.io_binding()
         for name, array in {**self._read, **batch}.items():
-            binding.bind_input(name, *_location(array, self._device), *_described(array, self._device))
+            binding.bind_input(name, *_described(array, self._device))
         for name, array in self._written.items():
-            binding.bind_output(name, *_location(array, self._device), *_described(array, self._device))
+            binding.bind_output(name, *_described(array, self._device))
         return binding
 
     def _read_elsewhere(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,9 +114,7 @@ class Session:
         """
         if self._captured is not None and self._captured.is_possible:
             return Counter()
-        belong_there = {
-            node.name for node in graph if not any(v.dtype is None or v.dtype.is_floating_point() for v in node.outputs)
-        }
+        belong_there = {node.name for node in graph if not any(map(may_be_float, node.outputs))}
         told = getattr(self._session, "get_provider_graph_assignment_info", None)
         places = [] if told is None else [place for place in told() if place.ep_name == "CPUExecutionProvider"]
         nodes = [node for place in places for node in place.get_nodes()]
@@ -128,7 +127,7 @@ class Session:
         """Has the next runs write into these arrays, for all outputs that were bound at first."""
         for name in self._bound:
             array = outputs[name]
-            self._binding.bind_output(name, *_location(array, self._device), *_described(array, self._device))
+            self._binding.bind_output(name, *_described(array, self._device))
         self._written = outputs  # onnxruntime has their addresses
 
     def _bind_input(self, name: str, array: Any) -> None:
@@ -137,7 +136,7 @@ class Session:
         elif self._device.name == "cpu" and array.dtype.isbuiltin == 1:  # faster, for types that NumPy has
             self._binding.bind_cpu_input(name, array)
         else:
-            self._binding.bind_input(name, *_location(array, self._device), *_described(array, self._device))
+            self._binding.bind_input(name, *_described(array, self._device))
 
     @property
     def dims(self) -> dict[str, Sequence[Any]]:
@@ -232,26 +231,19 @@ def own_options(quiet: bool) -> Any:
     return options
 
 
-def _location(array: Any, device: Device) -> tuple[str, int]:
-    """The device of an array: batches and small results may be on the host even for a GPU."""
-    return ("cpu", 0) if isinstance(array, np.ndarray) else (device.name, array.device.index or 0)
-
-
-def _described(array: Any, device: Device) -> tuple[Any, tuple[int, ...], int]:
-    """Type, shape and address."""
+def _described(array: Any, device: Device) -> tuple[str, int, Any, tuple[int, ...], int]:
+    """Where an array is, its type, shape and address: batches and small results may be on the host even for a GPU."""
     if isinstance(array, np.ndarray):
-        kind = ir.DataType.from_numpy(array.dtype).value
-        return kind, array.shape, array.ctypes.data
+        return "cpu", 0, ir.DataType.from_numpy(array.dtype).value, array.shape, array.ctypes.data
     kind = ir.DataType[str(array.dtype).removeprefix("torch.").upper().replace("FLOAT32", "FLOAT")].value
-    return kind, tuple(array.shape), device.address(array)
+    return device.name, array.device.index or 0, kind, tuple(array.shape), device.address(array)
 
 
 def without_large_weights(model: ir.Model, large: int | None = LARGE) -> tuple[Any, dict[str, Array]]:
     """The model without its large weights, and the weights; those in files stay there, memory-mapped.
 
-    Without a size of large weights none are left out.
-
-    Small ones in files are read: a session made from bytes would look for the files in the working directory.
+    Without a size of large weights none are left out. Small ones in files are read: a session made from bytes would
+    look for the files in the working directory.
     """
     weights: dict[str, Array] = {}
     kept: list[tuple[ir.Value, Any]] = []

@@ -13,7 +13,6 @@ from safetensors.numpy import save as serialize
 from onnxgrad.functions.dropout import batch_seed
 from onnxgrad.graph.builder import Builder, op
 from onnxgrad.graph.files import expect_place, replaced_together, save, weight_files
-from onnxgrad.graph.replace import take_place
 from onnxgrad.graph.tensor import Tensor
 from onnxgrad.graph.weights_at import weights_at
 from onnxgrad.passes.draft import Draft
@@ -21,6 +20,7 @@ from onnxgrad.passes.drop_identities import drop_identities
 from onnxgrad.passes.finish import add_own_functions, drop_dead
 from onnxgrad.passes.fold_shapes import fold_shapes
 from onnxgrad.passes.infer import infer
+from onnxgrad.passes.prepare import cast_to_known_types
 from onnxgrad.passes.train_mode import SEED
 from onnxgrad.schema import is_standard
 from onnxgrad.tensor_types import Array
@@ -126,7 +126,9 @@ def files_of(path: Path) -> StepFiles:
 def _standard(model: ir.Model) -> ir.Model:
     """Our operators written out by standard ones, with no functions left."""
     draft = Draft(model, "export_step")
-    draft.run([add_own_functions, _inline, drop_dead, infer, _cast_by_type, fold_shapes, drop_identities, drop_dead])
+    draft.run(
+        [add_own_functions, _inline, drop_dead, infer, cast_to_known_types, fold_shapes, drop_identities, drop_dead]
+    )
     used = {"" if is_standard(node.domain) else node.domain for node in draft.graph.all_nodes()}
     for domain in [d for d in draft.graph.opset_imports if d and d not in used]:
         del draft.graph.opset_imports[domain]
@@ -140,19 +142,6 @@ def _saved(model: ir.Model, path: Path) -> list[Path]:
 
 def _inline(draft: Draft) -> None:
     draft.model = common.InlinePass()(draft.model).model
-
-
-def _cast_by_type(draft: Draft) -> None:
-    """Cast in place of CastLike, where the type is known: onnxruntime computes only these ahead."""
-    for node in list(draft.graph.all_nodes()):
-        like = node.inputs[1] if node.op_type == "CastLike" and is_standard(node.domain) else None
-        if like is None or like.dtype is None or node.graph is None:
-            continue
-        cast = ir.Node("", "Cast", node.inputs[:1], [ir.AttrInt64("to", like.dtype.value)], name=node.name)
-        cast.outputs[0].dtype = like.dtype
-        node.graph.insert_before(node, cast)
-        take_place(cast.outputs[0], node.outputs[0])
-        node.graph.remove(node, safe=True)
 
 
 class _State:

@@ -14,9 +14,7 @@ from onnxgrad.cpu.core.memory import give_back
 from onnxgrad.graph.files import save
 from onnxgrad.graph.head import without_word
 from onnxgrad.passes.draft import Draft, without_garbage_collection
-from onnxgrad.passes.expand_ml import write_attributes
-from onnxgrad.passes.store_integers import store_integers
-from onnxgrad.passes.train_mode import to_inference_mode
+from onnxgrad.passes.put_back import put_back
 from onnxgrad.tensor_types import Array
 from onnxgrad.train.batches import Batches
 from onnxgrad.train.callbacks import Callback, Callbacks
@@ -512,14 +510,8 @@ class Trainer:
 
 
 def _export(model: ir.Model, arrays: dict[str, Array], path: Path) -> list[Path]:
-    tensors: dict[str, Any] = {name: v.const_value for name, v in model.graph.initializers.items()}
-    apart = any(isinstance(t, ir.ExternalTensor) for t in tensors.values())
-    written = write_attributes(model.graph, arrays) | store_integers(model.graph, arrays)
-    for name in arrays.keys() - written:
-        kind = tensors[name].dtype
-        values = arrays[name].astype(kind.numpy(), copy=False)
-        model.graph.initializers[name].const_value = ir.Tensor(values, dtype=kind, name=name)
-    to_inference_mode(model)
+    apart = any(isinstance(v.const_value, ir.ExternalTensor) for v in model.graph.initializers.values())
+    put_back(model, arrays)
     return save(model, path, None if apart else path)
 
 

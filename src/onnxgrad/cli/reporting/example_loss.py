@@ -54,8 +54,7 @@ class ExampleLoss:
             result.name = name
             graph.outputs.append(result)
         loss = append_loss(builder, self._parts)
-        graph.outputs.clear()
-        graph.outputs.append(loss)
+        graph.outputs[:] = [loss]
         model = ir.Model(graph, ir_version=IR_VERSION)
         onnxruntime = require_onnxruntime("report")
         options = onnxruntime.SessionOptions()

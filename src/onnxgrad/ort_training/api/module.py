@@ -237,8 +237,7 @@ class Module:
         for name in graph_output_names:
             if name not in values:
                 raise ValueError(f"Module: the evaluation model has no value {name!r} to be an output")
-        graph.outputs.clear()
-        graph.outputs.extend(values[name] for name in graph_output_names)
+        graph.outputs[:] = [values[name] for name in graph_output_names]
         Draft(model, "Module").run([drop_dead, infer])
         for value in list(graph.inputs):
             parameter = memory.file.parameters.get(str(value.name))

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.graph.builder import Builder
-from onnxgrad.graph.tensor import dims_of
+from onnxgrad.graph.tensor import dims_of, is_float
 from onnxgrad.ops.families.elementwise_program import DTYPES
 from onnxgrad.schema import MICROSOFT, OWN, is_standard
 
@@ -121,10 +121,6 @@ def inputs_of(node: ir.Node) -> list[ir.Value]:
 def type_name(value: ir.Value) -> str:
     """As torch calls it."""
     return "" if value.dtype is None else str(value.dtype.numpy())
-
-
-def is_float(value: ir.Value) -> bool:
-    return value.dtype is not None and value.dtype.is_floating_point()
 
 
 # What constants are computed with here: exporters write the square root of a constant, rules a number less 1.

@@ -9,12 +9,11 @@ import onnx_ir as ir
 
 from onnxgrad.graph.builder import Builder
 from onnxgrad.graph.node import captured, reshapes, values_read
-from onnxgrad.graph.tensor import dims_of
+from onnxgrad.graph.tensor import dims_of, is_float
 from onnxgrad.passes.fuse_elementwise.fusible import (
     HALF_TYPES,
     ROW_WISE,
     inputs_of,
-    is_float,
     is_fusible,
     number_of,
     widens,

@@ -3,6 +3,7 @@
 import onnx_ir as ir
 
 from onnxgrad.graph.builder import Builder
+from onnxgrad.graph.new_node import new_node
 from onnxgrad.passes.fuse_elementwise.fusible import inputs_of, is_fusible, narrows, widens
 from onnxgrad.schema import is_standard
 
@@ -71,11 +72,9 @@ def _copy_casts(builder: Builder) -> None:
         users = {u: None for u, _ in wide.uses() if u.graph is builder.graph and is_fusible(builder, u)}
         stays = len(users) < len({u for u, _ in wide.uses()}) or wide.is_graph_output()
         for user in list(users)[0 if stays else 1 :]:
-            copy = ir.Node("", "Cast", [narrow], [ir.AttrInt64("to", ir.DataType.FLOAT.value)], num_outputs=1)
-            value = copy.outputs[0]
-            value.name = builder.fresh_value_name(f"{wide.name}_copy")
-            copy.name, value.type, value.shape = str(value.name), wide.type, wide.shape
+            name = builder.fresh_value_name(f"{wide.name}_copy")
+            copy = new_node("Cast", [narrow], name, {"to": ir.DataType.FLOAT.value}, like=wide)
             builder.graph.insert_before(user, copy)
             for k, v in enumerate(user.inputs):
                 if v is wide:
-                    user.replace_input_with(k, value)
+                    user.replace_input_with(k, copy.outputs[0])
