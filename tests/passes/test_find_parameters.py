@@ -163,6 +163,15 @@ def test_tensors_that_forward_makes_are_not_parameters():
     assert set(named("another", text, **arrays)) == {"w", "b", "/cell/Constant_output_0"}
 
 
+def test_scalars_of_the_module_are_parameters():
+    """A temperature or a gate; those of the code are Constants there, or put together by onnxruntime."""
+    body = "{ h = MatMul(x, w)  a = Mul(h, alpha)  b = Div(a, ortshared_1_0_1_0_token_3)  y = Div(b, __Sqrt_output_0) }"
+    text = f"(float[N, 4] x) => (float[N, 3] y) {body}"
+    scalars = {n: np.float32(2) for n in ("alpha", "ortshared_1_0_1_0_token_3", "__Sqrt_output_0")}
+    assert set(named("pytorch", text, w=numbers(4, 3), **scalars)) == {"w", "alpha"}
+    assert set(named("another", text, w=numbers(4, 3), **scalars)) == {"w"}
+
+
 def test_all_weights_of_a_frozen_script_are_constants():
     text = "(float[N, 4] x) => (float[N, 3] y) { y = Gemm(x, __Constant_output_0, __Constant_1_output_0) }"
     arrays = {"__Constant_output_0": numbers(4, 3), "__Constant_1_output_0": numbers(3)}

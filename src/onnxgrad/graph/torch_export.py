@@ -29,6 +29,7 @@ _READS_ROWS = {"embedding", "gather", "index"}
 _SPEC = re.compile(r"^(\w+): (\w+) target='([^']*)'", re.MULTILINE)
 _ARGUMENT = re.compile(r"%(\w+)")
 _SCRIPT_CONSTANT = re.compile(r"(/.*)?/Constant(_\d+)?_output_0")
+_STATE_DICT = re.compile(r"(?!ortshared_)\w+(\.\w+)*")
 
 
 class Input(NamedTuple):
@@ -52,6 +53,14 @@ def kind_of(value: ir.Value) -> str | None:
 def is_constant_of_script(name: str) -> bool:
     """Whether the exporter on TorchScript wrote a value of this name as a Constant, for a tensor that forward makes."""
     return _SCRIPT_CONSTANT.fullmatch(name) is not None
+
+
+def is_of_state_dict(name: str) -> bool:
+    """Whether the exporter on TorchScript gave this name to a parameter or a buffer, and not to a value of a node.
+
+    Scalars that onnxruntime put together when it optimized the file begin with `ortshared_`.
+    """
+    return _STATE_DICT.fullmatch(name) is not None and not name.isdigit()
 
 
 def modules_of(node: ir.Node) -> list[str] | None:

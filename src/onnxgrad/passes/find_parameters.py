@@ -24,6 +24,7 @@ from onnxgrad.graph.torch_export import (
     folding_of,
     inputs_of_call,
     is_constant_of_script,
+    is_of_state_dict,
     kind_of,
     module_of,
     signature,
@@ -80,8 +81,9 @@ def find_parameters(draft: Draft) -> None:
     """Fills in `draft.roles`."""
     graph = draft.graph
     uses, inputs = _Uses(graph), signature(graph)
-    found = {str(v.name): _role(v, uses, inputs) for v in graph.initializers.values() if _is_float(v)}
-    if draft.model.producer_name == PRODUCER and not inputs:
+    is_script = draft.model.producer_name == PRODUCER and not inputs
+    found = {str(v.name): _role(v, uses, inputs, is_script) for v in graph.initializers.values() if _is_float(v)}
+    if is_script:
         _leave_constants(found)
     if inputs:
         _ask_the_modules(graph, uses, inputs, found)
@@ -215,8 +217,12 @@ def _comes_as_float(value: ir.Value) -> bool:
     return False
 
 
-def _role(value: ir.Value, uses: _Uses, inputs: Mapping[str, Input]) -> Role:
-    """By what the file says of it, else by its uses."""
+def _role(value: ir.Value, uses: _Uses, inputs: Mapping[str, Input], is_script: bool) -> Role:
+    """By what the file says of it, else by its uses.
+
+    Scalars are mostly constants of the code. The exporter on TorchScript writes those as Constants, and as initializers
+    what the module has: a temperature, a gate.
+    """
     told = kind_of(value) or next((i.kind for i in inputs.values() if i.name == value.name), None)
     tensor = value.const_value
     found = uses.of.get(value, [])
@@ -232,7 +238,8 @@ def _role(value: ir.Value, uses: _Uses, inputs: Mapping[str, Input]) -> Role:
     strong = next((use for use in found if use.strong), None)
     if told is not None and told != PARAMETER:
         return Role("buffer", False, f"a {told.lower().replace('_', ' ')} of the PyTorch module")
-    if told != PARAMETER and (len(tensor.shape) == 0 or (tensor.size == 1 and strong is None and not _is_bias(found))):
+    is_own = told == PARAMETER or (is_script and is_of_state_dict(str(value.name)))
+    if not is_own and (len(tensor.shape) == 0 or (tensor.size == 1 and strong is None and not _is_bias(found))):
         return Role("scalar", False, "a scalar")
     if _is_table_of_sines(tensor):
         return Role("table", False, "a table of sines and cosines")
