@@ -175,6 +175,61 @@ def test_copies_of_a_layer_train_apart(tmp_path):
         np.testing.assert_allclose(found.T, layer.self_attn.in_proj_weight.grad, rtol=1e-3, atol=1e-6)
 
 
+class Gates(nn.Module):
+    """Two of one value, and two layers of the same numbers; a clone of a scale of ones is no parameter beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+        self.layers[1].load_state_dict(self.layers[0].state_dict())
+        self.gates = nn.ParameterList(nn.Parameter(torch.zeros(())) for _ in range(2))
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer, gate in zip(self.layers, self.gates, strict=True):
+            x = x + gate * torch.tanh(layer(x)) + layer(x)
+        return x * self.scale.clone()
+
+
+def test_equal_weights_of_the_exporter_on_torchscript_train_apart(tmp_path):
+    torch.manual_seed(0)
+    expect_same_losses(Gates(), torch.randn(3, 4), str(tmp_path / "m.onnx"), dynamo=False)
+
+
+class Appended(nn.Module):
+    """Sequences come first: a bias that attention appends to the keys is repeated along the second axis."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, add_bias_kv=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.attention(x, x, x, need_weights=False)[0]
+
+
+def test_a_bias_repeated_along_the_second_axis_is_one(tmp_path):
+    torch.manual_seed(0)
+    trainer = expect_same_losses(Appended(), torch.randn(5, 3, 8), str(tmp_path / "m.onnx"), dynamo=True)
+    assert trainer.parameters["attention.bias_k"].size == 8
+
+
+def expect_same_losses(module: nn.Module, x: torch.Tensor, path: str, dynamo: bool) -> onnxgrad.Trainer:
+    """Those of a few steps, exported by default and trained by default, beside PyTorch's."""
+    graph = exported(module, x, path, dynamo).graph
+    (given,), (output,) = graph.input, graph.output
+    target = torch.randn(module(x).shape)
+    trainer = onnxgrad.Trainer(path, onnxgrad.losses.MSE(output.name), onnxgrad.optim.SGD(lr=0.5))
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
+    for _ in range(5):
+        ours = trainer.step({given.name: x.numpy(), "target": target.numpy()})
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(module(x), target)
+        loss.backward()
+        optimizer.step()
+        assert ours == pytest.approx(loss.item(), rel=1e-5)
+    return trainer
+
+
 class Positions(nn.Module):
     """A table of sines beside an embedding that is also the last layer: its name is gone, its numbers are not."""
 

@@ -19,6 +19,7 @@ from onnxgrad.graph.torch_export import (
     folding_of,
     inputs_of_call,
     is_folded_norm,
+    is_of_state_dict,
     mark,
     module_of,
     signature,
@@ -237,39 +238,52 @@ def _tie_embeddings(graph: ir.Graph) -> None:
 def _undo_expand(graph: ir.Graph, value: ir.Value, is_moved: bool) -> ir.Value:
     """Makes one again of a token that the exporter repeated for each example of its batch; the initializer there is.
 
-    `is_moved`: nothing else was done to it, so that what repeats along other axes was one number there, too.
+    `is_moved`: nothing else was done to it, so that what repeats along other axes was one number there, too, and the
+    batch may be the second axis, as where sequences come first.
     """
     shape = () if value.const_value is None else value.const_value.shape.numpy()
-    batches = (v for v in graph.inputs if v.shape is not None and len(v.shape) and v.shape[0] == shape[0])
-    if len(shape) < 3 or shape[0] < 2 or (batch := next(batches, None)) is None or value.const_value is None:
+    if value.const_value is None or len(shape) < 3:
         return value
-    array = value.const_value.numpy()
-    if not (array == array[:1]).all():
+    array, dtype = value.const_value.numpy(), value.const_value.dtype
+    is_constant = bool((array == array.flat[:1]).all())
+    axes = (0, 1) if is_moved and not is_constant else (0,)
+    repeats = (k for k in axes if shape[k] > 1 and (array == array.take([0], k)).all())
+    found = ((k, v, d) for k in repeats for d in axes for v in graph.inputs if _size(v, d) == shape[k])
+    axis, batch, dimension = next(found, (0, None, 0))
+    if batch is None:
         return value
-    name, dtype, array = str(value.name), value.const_value.dtype, array[:1]
-    if is_moved and not (array == array.flat[0]).all():
-        for axis in range(1, array.ndim - 1):
-            first = array.take([0], axis)
+    array = array.take([0], axis)
+    if is_moved and not is_constant:
+        for other in range(array.ndim - 1):
+            first = array.take([0], other)
             array = first if (array == first).all() else array
+    name = str(value.name)
     one = ir.Value(name=name, type=value.type, shape=ir.Shape(array.shape))
     one.const_value = ir.Tensor(np.ascontiguousarray(array), dtype=dtype, name=name)
     one.metadata_props.update(value.metadata_props)
-    ends = [ir.AttrInt64("start", 0), ir.AttrInt64("end", 1)]
+    ends = [ir.AttrInt64("start", dimension), ir.AttrInt64("end", dimension + 1)]
     size = ir.Node("", "Shape", [batch], ends, num_outputs=1, name=f"{name}_batch")
-    rest = ir.AttrTensor("value", ir.Tensor(np.array(shape[1:])))
-    others = ir.Node("", "Constant", [], [rest], num_outputs=1, name=f"{name}_rest")
-    whole = ir.Node("", "Concat", [size.outputs[0], others.outputs[0]], [ir.AttrInt64("axis", 0)], num_outputs=1)
-    whole.name = f"{name}_shape"
+    before, after = (
+        ir.Node("", "Constant", [], [ir.AttrTensor("value", ir.Tensor(np.array(part, np.int64)))], num_outputs=1)
+        for part in (shape[:axis], shape[axis + 1 :])
+    )
+    before.name, after.name = f"{name}_before", f"{name}_rest"
+    sizes = [node.outputs[0] for node in ((before, size, after) if axis else (size, after))]
+    whole = ir.Node("", "Concat", sizes, [ir.AttrInt64("axis", 0)], num_outputs=1, name=f"{name}_shape")
     expand = ir.Node("", "Expand", [one, whole.outputs[0]], num_outputs=1, name=f"{name}_expanded")
-    for node in (size, others, whole, expand):
-        node.outputs[0].name = node.name
     expand.outputs[0].type, expand.outputs[0].shape = value.type, value.shape
-    for node in (expand, whole, others, size):
+    for node in (expand, whole, after, size, *((before,) if axis else ())):
+        node.outputs[0].name = node.name
         graph.insert_before(graph[0], node)
     value.replace_all_uses_with(expand.outputs[0])
     graph.initializers.pop(name)
     graph.register_initializer(one)
     return one
+
+
+def _size(value: ir.Value, axis: int) -> Any:
+    """A known dimension of an input."""
+    return value.shape[axis] if value.shape is not None and len(value.shape) > axis else None
 
 
 def _undo_broadcast(graph: ir.Graph, value: ir.Value, parameters: list[str]) -> None:
@@ -334,17 +348,17 @@ def _undo_reading(graph: ir.Graph, value: ir.Value) -> None:
 def _undo_identities(graph: ir.Graph) -> None:
     """Gives an initializer of its own to each Identity that the exporter on TorchScript made of equal ones.
 
-    It cannot be told whether equal weights were one: only those that are one number all over are taken for several.
+    Copies of a layer start from the same numbers, and gates from one. A parameter that a module has twice is one input
+    of the traced graph, and never an Identity; a clone that forward makes has the name of a node.
     """
     for node in list(graph):
         source = node.inputs[0] if node.op_type == "Identity" else None
         if source is None or not source.is_initializer() or source.const_value is None:
             continue
         (result,) = node.outputs
-        array = source.const_value.numpy()
-        if result.is_graph_output() or array.size < 2 or not (array == array.flat[0]).all():
-            continue
         name = str(result.name)
+        if result.is_graph_output() or not is_of_state_dict(name):
+            continue
         result.name = None
         own = ir.Value(name=name, type=source.type, shape=source.shape, const_value=source.const_value)
         graph.register_initializer(own)
