@@ -256,6 +256,26 @@ def test_a_table_beside_a_shared_embedding_is_no_parameter(tmp_path):
     assert sum(array.size for array in trainer.parameters.values()) == 11 * 8
 
 
+class Causal(nn.Module):
+    """Attention with a mask that forward makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
+        return self.attention(x, x, x, attn_mask=mask, need_weights=False)[0]
+
+
+@pytest.mark.parametrize("dynamo", [True, False], ids=["torch.export", "TorchScript"])
+def test_nothing_is_said_of_masks_that_the_code_makes(tmp_path, dynamo):
+    path = str(tmp_path / "m.onnx")
+    (output,) = exported(Causal(), torch.randn(2, 3, 8), path, dynamo).graph.output
+    trainer = onnxgrad.Trainer(path, onnxgrad.losses.MSE(output.name), onnxgrad.optim.SGD(lr=0.1))
+    assert not trainer.remarks
+
+
 def test_layers_of_nested_sequences_have_their_names(tmp_path):
     """The exporter on TorchScript repeats a Sequential's name in those of its layers: /0/0.0/MatMul."""
     module = nn.Sequential(nn.Sequential(nn.Linear(3, 4, bias=False), nn.Tanh()), nn.Linear(4, 2, bias=False))

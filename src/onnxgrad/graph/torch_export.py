@@ -113,6 +113,12 @@ def folding_of(value: ir.Value, signature: Mapping[str, Input]) -> Folding | Non
     return Folding(parameters, len(parameters) == 1 and is_moved, bool(calls & _READS_ROWS))
 
 
+def is_made_by_code(value: ir.Value, signature: Mapping[str, Input]) -> bool:
+    """Whether the file says that forward's code makes an initializer, of no parameter: a mask, a state of zeros."""
+    folding = folding_of(value, signature)
+    return is_constant_of_script(str(value.name)) or (folding is not None and not folding.parameters)
+
+
 def is_folded_norm(node: ir.Node) -> bool:
     """Whether a node came from the call of a batch norm that the exporter folded into the node before it."""
     return "batch_norm" in node.metadata_props.get(_CALL, "") and node.op_type != "BatchNormalization"

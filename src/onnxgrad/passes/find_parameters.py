@@ -24,6 +24,7 @@ from onnxgrad.graph.torch_export import (
     folding_of,
     inputs_of_call,
     is_constant_of_script,
+    is_made_by_code,
     is_of_state_dict,
     kind_of,
     module_of,
@@ -92,6 +93,9 @@ def find_parameters(draft: Draft) -> None:
         for name, role in found.items():
             if role.kind in ("factor", "scalar", "table") and not _is_setting(uses, graph.initializers[name]):
                 found[name] = Role("weight", True, "the model has no other weights")
+    for name, role in found.items():
+        if not role.is_parameter and is_made_by_code(graph.initializers[name], inputs):
+            found[name] = role._replace(is_made=True)
     draft.roles = found
     if adapters := names_of(adapters_of(draft.model)):
         _freeze_all_but(draft.roles, set(adapters))

@@ -323,7 +323,8 @@ def _left_alone(step: _Step) -> list[str]:
     """One sentence about what looks like a weight, but is not trained."""
     others = [
         f"{name} ({role.why})" for name, role in step.roles.items()
-        if not role.is_parameter and role.kind in ("buffer", "table", "mask", "factor", "token", "constant")
+        if not (role.is_parameter or role.is_made)
+        and role.kind in ("buffer", "table", "mask", "factor", "token", "constant")
     ]  # fmt: skip
     if not others:
         return []
