@@ -147,6 +147,7 @@ def named(producer: str, text: str, **arrays: np.ndarray) -> dict[str, str]:
     """As roles(), of a file of this producer; names in the text may have a `_` for each `/`."""
     model = parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21], producer_name: "{producer}"> m {text}')
     for node in model.graph.node:
+        node.name = node.name.replace("__", "/")
         node.input[:] = [name.replace("__", "/") for name in node.input]
     model.graph.initializer.extend(numpy_helper.from_array(a, n.replace("__", "/")) for n, a in arrays.items())
     draft = Draft(load(model, "test"), "test")
@@ -164,12 +165,16 @@ def test_tensors_that_forward_makes_are_not_parameters():
 
 
 def test_scalars_of_the_module_are_parameters():
-    """A temperature or a gate; those of the code are Constants there, or put together by onnxruntime."""
-    body = "{ h = MatMul(x, w)  a = Mul(h, alpha)  b = Div(a, ortshared_1_0_1_0_token_3)  y = Div(b, __Sqrt_output_0) }"
+    """A temperature or a gate: what the code has is a Constant there. Nodes are named by modules; not after torch.export."""
+    body = "{ [__MatMul] h = MatMul(x, w)  [NAME] a = Mul(h, alpha)  [__Div] y = Div(a, __Sqrt_output_0) }"
     text = f"(float[N, 4] x) => (float[N, 3] y) {body}"
-    scalars = {n: np.float32(2) for n in ("alpha", "ortshared_1_0_1_0_token_3", "__Sqrt_output_0")}
-    assert set(named("pytorch", text, w=numbers(4, 3), **scalars)) == {"w", "alpha"}
-    assert set(named("another", text, w=numbers(4, 3), **scalars)) == {"w"}
+    arrays = {"w": numbers(4, 3), "alpha": np.float32(2), "__Sqrt_output_0": np.float32(2)}
+    for producer, name, expected in (
+        ("pytorch", "__Mul", {"w", "alpha"}),
+        ("pytorch", "node_Mul", {"w"}),
+        ("another", "__Mul", {"w"}),
+    ):
+        assert set(named(producer, text.replace("NAME", name), **arrays)) == expected
 
 
 def test_all_weights_of_a_frozen_script_are_constants():

@@ -7,7 +7,7 @@ older one, on TorchScript, says the module in the names of nodes (`/layers.0/fc1
 
 import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import onnx_ir as ir
@@ -29,7 +29,7 @@ _READS_ROWS = {"embedding", "gather", "index"}
 _SPEC = re.compile(r"^(\w+): (\w+) target='([^']*)'", re.MULTILINE)
 _ARGUMENT = re.compile(r"%(\w+)")
 _SCRIPT_CONSTANT = re.compile(r"(/.*)?/Constant(_\d+)?_output_0")
-_STATE_DICT = re.compile(r"(?!ortshared_)\w+(\.\w+)*")
+_STATE_DICT = re.compile(r"\w+(\.\w+)*")
 
 
 class Input(NamedTuple):
@@ -55,12 +55,14 @@ def is_constant_of_script(name: str) -> bool:
     return _SCRIPT_CONSTANT.fullmatch(name) is not None
 
 
-def is_of_state_dict(name: str) -> bool:
+def is_of_state_dict(name: str, users: Iterable[ir.Node]) -> bool:
     """Whether the exporter on TorchScript gave this name to a parameter or a buffer, and not to a value of a node.
 
-    Scalars that onnxruntime put together when it optimized the file begin with `ortshared_`.
+    It names the nodes that use them by modules, which files of the other exporter do not, nor do those that onnxruntime
+    or another tool has taken the metadata from.
     """
-    return _STATE_DICT.fullmatch(name) is not None and not name.isdigit()
+    is_name = _STATE_DICT.fullmatch(name) is not None and not name.isdigit()
+    return is_name and any(node.name is not None and node.name.startswith("/") for node in users)
 
 
 def modules_of(node: ir.Node) -> list[str] | None:

@@ -242,7 +242,7 @@ def _role(value: ir.Value, uses: _Uses, inputs: Mapping[str, Input], is_script: 
     strong = next((use for use in found if use.strong), None)
     if told is not None and told != PARAMETER:
         return Role("buffer", False, f"a {told.lower().replace('_', ' ')} of the PyTorch module")
-    is_own = told == PARAMETER or (is_script and is_of_state_dict(str(value.name)))
+    is_own = told == PARAMETER or (is_script and is_of_state_dict(str(value.name), [use.node for use in found]))
     if not is_own and (len(tensor.shape) == 0 or (tensor.size == 1 and strong is None and not _is_bias(found))):
         return Role("scalar", False, "a scalar")
     if _is_table_of_sines(tensor):

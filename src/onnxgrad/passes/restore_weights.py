@@ -357,7 +357,7 @@ def _undo_identities(graph: ir.Graph) -> None:
             continue
         (result,) = node.outputs
         name = str(result.name)
-        if result.is_graph_output() or not is_of_state_dict(name):
+        if result.is_graph_output() or not is_of_state_dict(name, [use.node for use in result.uses()]):
             continue
         result.name = None
         own = ir.Value(name=name, type=source.type, shape=source.shape, const_value=source.const_value)
