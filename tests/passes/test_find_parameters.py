@@ -165,7 +165,7 @@ def test_tensors_that_forward_makes_are_not_parameters():
 
 
 def test_scalars_of_the_module_are_parameters():
-    """A temperature or a gate: what the code has is a Constant there. Nodes are named by modules; not after torch.export."""
+    """A temperature or a gate. Numbers of the code are Constants there, and nodes have the names of modules."""
     body = "{ [__MatMul] h = MatMul(x, w)  [NAME] a = Mul(h, alpha)  [__Div] y = Div(a, __Sqrt_output_0) }"
     text = f"(float[N, 4] x) => (float[N, 3] y) {body}"
     arrays = {"w": numbers(4, 3), "alpha": np.float32(2), "__Sqrt_output_0": np.float32(2)}
