@@ -74,6 +74,20 @@ def test_rotary_frequencies_are_not_parameters():
     assert found == {"frequencies": "", "w": "weight"}
 
 
+@pytest.mark.parametrize("product", ['Einsum <equation = "i,j->ij"> (at, frequencies)', "Mul(column, frequencies)"])
+def test_angles_of_positions_that_the_code_counts_are_not_parameters(product):
+    found = roles(
+        f"""(float[N, 8, 4] x) => (float[N, 8] y) {{
+            n = Shape<start = 1, end = 2>(x)  s = Squeeze(n)
+            r = Range(start, s, step)  at = Cast<to = 1>(r)  column = Unsqueeze(at, axis)
+            a = {product}  c = Cos(a)  h = MatMul(x, w)  m = Mul(h, c)  y = MatMul(m, v)
+        }}""",
+        frequencies=numbers(4), w=numbers(4, 4), v=numbers(4), start=np.int64(0), step=np.int64(1),
+        axis=np.array([1]),
+    )  # fmt: skip
+    assert {name for name, kind in found.items() if kind} == {"w", "v"}
+
+
 def test_what_normalizes_an_input_is_not_a_parameter():
     found = roles(
         """(float[N, 3, 8, 8] x) => (float[N, 5, 6, 6] y) {

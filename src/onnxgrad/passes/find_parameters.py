@@ -156,6 +156,7 @@ class _Uses:
         self.of: dict[ir.Value, list[_Use]] = {}
         self.statistics: set[ir.Value] = set()
         self.quantization: set[ir.Value] = set()  # scales
+        self.angles: set[ir.Value] = set()  # what sines and cosines are computed of, without an input
         self._origins: dict[ir.Value, tuple[ir.Value, ...]] = {
             v: (v,) if _is_float(v) else () for v in graph.initializers.values()
         }
@@ -175,6 +176,8 @@ class _Uses:
             return
         if not inner and all(v in self._origins for v in read):  # of initializers alone
             origins = dict.fromkeys(o for v in read for o in self._origins[v])
+            if node.op_type in ("Sin", "Cos"):
+                self.angles.update(origins)
             self._origins |= dict.fromkeys(node.outputs, tuple(origins))
             return
         for at in _STATISTICS.get(node.op_type, ()):
@@ -195,9 +198,9 @@ class _Uses:
         role = role_at(node, at)
         others = [v for k, v in enumerate(node.inputs) if k != at and v is not None and v not in self._origins]
         if role is not None:
-            # A product of a weight with positions (rotary tables) is none of weights.
-            high = node.op_type in ("MatMul", "Einsum") and value.shape is not None and len(value.shape) > 2
-            strong = not high or any(v in self._fed for v in others) or any(_comes_as_float(v) for v in others)
+            # A product of frequencies with positions (rotary tables) is none of weights.
+            is_odd = node.op_type in ("MatMul", "Einsum") and value.shape is not None and len(value.shape) != 2
+            strong = not is_odd or any(v in self._fed for v in others) or any(_comes_as_float(v) for v in others)
             return _Use(node, role if strong else "factor", strong, fed=strong)
         fed = any(v in self._fed for v in others)
         role = COMBINED.get(node.op_type, "constant") if is_standard(node.domain) else "constant"
@@ -255,6 +258,8 @@ def _role(value: ir.Value, uses: _Uses, inputs: Mapping[str, Input], is_script: 
         return Role(strong.role, True, f"the {strong.role} of {strong.node.op_type}")
     if not _is_finite(tensor):
         return Role("mask", False, "has numbers that are not finite")
+    if value in uses.angles:
+        return Role("table", False, "the angles of a table of sines and cosines")
     return _combined(tensor, found)
 
 
