@@ -91,7 +91,7 @@ def inputs_of_call(node: ir.Node, signature: Mapping[str, Input]) -> list[Input]
 
 def is_detach(node: ir.Node) -> bool:
     """Whether a node came from a call of detach(), behind which there is no gradient."""
-    return "torch.ops.aten.detach.default]" in node.metadata_props.get(_CALL, "")
+    return node.op_type == "Identity" and "torch.ops.aten.detach.default]" in node.metadata_props.get(_CALL, "")
 
 
 class Folding(NamedTuple):
