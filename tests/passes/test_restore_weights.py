@@ -196,6 +196,28 @@ def test_equal_weights_of_the_exporter_on_torchscript_train_apart(tmp_path):
     expect_same_losses(Gates(), torch.randn(3, 4), str(tmp_path / "m.onnx"), dynamo=False)
 
 
+class Called(nn.Module):
+    """Layers that forward calls twice, and one that starts from the same numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.other = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+        self.other.load_state_dict(self.linear.state_dict())
+        self.lstm = nn.LSTM(4, 4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            x = self.lstm(self.linear(x))[0]
+        return self.other(x)
+
+
+def test_layers_that_are_called_twice_are_one(tmp_path):
+    torch.manual_seed(0)
+    trainer = expect_same_losses(Called(), torch.randn(3, 2, 4), str(tmp_path / "m.onnx"), dynamo=False)
+    recurrent = {f"lstm.{kind}_l{k}" for kind in ("weight_ih", "weight_hh", "bias") for k in range(2)}
+    assert set(trainer.parameters) == {"linear.weight", "other.weight", *recurrent}
+
+
 class Appended(nn.Module):
     """Sequences come first: a bias that attention appends to the keys is repeated along the second axis."""
 

@@ -6,6 +6,7 @@ back their names, those that were several are several again, a weight that was u
 last layer) is one again, and of an embedding there are the rows in use.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -82,6 +83,8 @@ class _Originals:
         """`are_named`: by calls, rather than by the module."""
         self.inputs, self._gone, self.are_named = inputs, parameters_gone(graph, inputs), are_named
         self._layers: dict[str, list[ir.Node]] = {}  # recurrent nodes, by module
+        self._modules = {module_of(node) for node in graph}
+        self._owners = {str(name).rpartition(".")[0] for name in graph.initializers}
 
     def name(self, value: ir.Value, use: Any) -> str:
         """That of an initializer for one of its users; its own, if nothing else is known."""
@@ -92,9 +95,9 @@ class _Originals:
         if module is None or not is_numbered:
             return own
         if node.op_type in _RECURRENT and role is not None:
-            return f"{module}.{_RECURRENT_NAMES[use.idx]}_l{self._layer(module, node)}"
+            return f"{self._called(module)}.{_RECURRENT_NAMES[use.idx]}_l{self._layer(module, node)}"
         if not self.inputs:
-            return own if role is None else f"{module}.{ending}"
+            return own if role is None else f"{self._called(module)}.{ending}"
         folding = folding_of(value, self.inputs)
         if folding is not None and folding.is_moved and not self.are_named:
             return folding.parameters[0]
@@ -113,6 +116,11 @@ class _Originals:
             return near[0]
         is_shared = len({module_of(other.node) for other in value.uses()}) > 1
         return f"{module}.{own}" if near and is_shared else own
+
+    def _called(self, module: str) -> str:
+        """The module that forward calls for the second time, which the exporter on TorchScript names `fc_1`."""
+        first = re.sub(r"_\d+$", "", module)
+        return first if not self.inputs and first in self._modules and module not in self._owners else module
 
     def _layer(self, module: str, node: ir.Node) -> int:
         same = self._layers.setdefault(module, [])
@@ -349,7 +357,8 @@ def _undo_identities(graph: ir.Graph) -> None:
     """Gives an initializer of its own to each Identity that the exporter on TorchScript made of equal ones.
 
     Copies of a layer start from the same numbers, and gates from one. A parameter that a module has twice is one input
-    of the traced graph, and never an Identity; a clone that forward makes has the name of a node.
+    of the traced graph, and never an Identity; a clone that forward makes has the name of a node. Of weights that it
+    transposed, the modules that use them say which are one.
     """
     for node in list(graph):
         source = node.inputs[0] if node.op_type == "Identity" else None
@@ -357,10 +366,15 @@ def _undo_identities(graph: ir.Graph) -> None:
             continue
         (result,) = node.outputs
         name = str(result.name)
-        if result.is_graph_output() or not is_of_state_dict(name, [use.node for use in result.uses()]):
+        if result.is_graph_output():
             continue
-        result.name = None
-        own = ir.Value(name=name, type=source.type, shape=source.shape, const_value=source.const_value)
-        graph.register_initializer(own)
-        result.replace_all_uses_with(own)
+        if name.startswith(_NUMBERED) and str(source.name).startswith(_NUMBERED):
+            result.replace_all_uses_with(source)
+        elif is_of_state_dict(name, [use.node for use in result.uses()]):
+            result.name = None
+            own = ir.Value(name=name, type=source.type, shape=source.shape, const_value=source.const_value)
+            graph.register_initializer(own)
+            result.replace_all_uses_with(own)
+        else:
+            continue
         graph.remove(node, safe=True)
