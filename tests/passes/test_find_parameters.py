@@ -74,6 +74,20 @@ def test_rotary_frequencies_are_not_parameters():
     assert found == {"frequencies": "", "w": "weight"}
 
 
+@pytest.mark.parametrize("product", ['Einsum <equation = "i,j->ij"> (at, frequencies)', "Mul(column, frequencies)"])
+def test_angles_of_positions_that_the_code_counts_are_not_parameters(product):
+    found = roles(
+        f"""(float[N, 8, 4] x) => (float[N, 8] y) {{
+            n = Shape<start = 1, end = 2>(x)  s = Squeeze(n)
+            r = Range(start, s, step)  at = Cast<to = 1>(r)  column = Unsqueeze(at, axis)
+            a = {product}  c = Cos(a)  h = MatMul(x, w)  m = Mul(h, c)  y = MatMul(m, v)
+        }}""",
+        frequencies=numbers(4), w=numbers(4, 4), v=numbers(4), start=np.int64(0), step=np.int64(1),
+        axis=np.array([1]),
+    )  # fmt: skip
+    assert {name for name, kind in found.items() if kind} == {"w", "v"}
+
+
 def test_what_normalizes_an_input_is_not_a_parameter():
     found = roles(
         """(float[N, 3, 8, 8] x) => (float[N, 5, 6, 6] y) {
@@ -147,6 +161,7 @@ def named(producer: str, text: str, **arrays: np.ndarray) -> dict[str, str]:
     """As roles(), of a file of this producer; names in the text may have a `_` for each `/`."""
     model = parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21], producer_name: "{producer}"> m {text}')
     for node in model.graph.node:
+        node.name = node.name.replace("__", "/")
         node.input[:] = [name.replace("__", "/") for name in node.input]
     model.graph.initializer.extend(numpy_helper.from_array(a, n.replace("__", "/")) for n, a in arrays.items())
     draft = Draft(load(model, "test"), "test")
@@ -161,6 +176,19 @@ def test_tensors_that_forward_makes_are_not_parameters():
     arrays = {"w": numbers(4, 4), "b": numbers(4), "__cell__Constant_output_0": np.zeros((1, 4), np.float32)}
     assert set(named("pytorch", text, **arrays)) == {"w", "b"}
     assert set(named("another", text, **arrays)) == {"w", "b", "/cell/Constant_output_0"}
+
+
+def test_scalars_of_the_module_are_parameters():
+    """A temperature or a gate. Numbers of the code are Constants there, and nodes have the names of modules."""
+    body = "{ [__MatMul] h = MatMul(x, w)  [NAME] a = Mul(h, alpha)  [__Div] y = Div(a, __Sqrt_output_0) }"
+    text = f"(float[N, 4] x) => (float[N, 3] y) {body}"
+    arrays = {"w": numbers(4, 3), "alpha": np.float32(2), "__Sqrt_output_0": np.float32(2)}
+    for producer, name, expected in (
+        ("pytorch", "__Mul", {"w", "alpha"}),
+        ("pytorch", "node_Mul", {"w"}),
+        ("another", "__Mul", {"w"}),
+    ):
+        assert set(named(producer, text.replace("NAME", name), **arrays)) == expected
 
 
 def test_all_weights_of_a_frozen_script_are_constants():

@@ -175,6 +175,83 @@ def test_copies_of_a_layer_train_apart(tmp_path):
         np.testing.assert_allclose(found.T, layer.self_attn.in_proj_weight.grad, rtol=1e-3, atol=1e-6)
 
 
+class Gates(nn.Module):
+    """Two of one value, and two layers of the same numbers; a clone of a scale of ones is no parameter beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+        self.layers[1].load_state_dict(self.layers[0].state_dict())
+        self.gates = nn.ParameterList(nn.Parameter(torch.zeros(())) for _ in range(2))
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer, gate in zip(self.layers, self.gates, strict=True):
+            x = x + gate * torch.tanh(layer(x)) + layer(x)
+        return x * self.scale.clone()
+
+
+def test_equal_weights_of_the_exporter_on_torchscript_train_apart(tmp_path):
+    torch.manual_seed(0)
+    expect_same_losses(Gates(), torch.randn(3, 4), str(tmp_path / "m.onnx"), dynamo=False)
+
+
+class Called(nn.Module):
+    """Layers that forward calls twice, and one that starts from the same numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.other = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+        self.other.load_state_dict(self.linear.state_dict())
+        self.lstm = nn.LSTM(4, 4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            x = self.lstm(self.linear(x))[0]
+        return self.other(x)
+
+
+def test_layers_that_are_called_twice_are_one(tmp_path):
+    torch.manual_seed(0)
+    trainer = expect_same_losses(Called(), torch.randn(3, 2, 4), str(tmp_path / "m.onnx"), dynamo=False)
+    recurrent = {f"lstm.{kind}_l{k}" for kind in ("weight_ih", "weight_hh", "bias") for k in range(2)}
+    assert set(trainer.parameters) == {"linear.weight", "other.weight", *recurrent}
+
+
+class Appended(nn.Module):
+    """Sequences come first: a bias that attention appends to the keys is repeated along the second axis."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, add_bias_kv=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.attention(x, x, x, need_weights=False)[0]
+
+
+def test_a_bias_repeated_along_the_second_axis_is_one(tmp_path):
+    torch.manual_seed(0)
+    trainer = expect_same_losses(Appended(), torch.randn(5, 3, 8), str(tmp_path / "m.onnx"), dynamo=True)
+    assert trainer.parameters["attention.bias_k"].size == 8
+
+
+def expect_same_losses(module: nn.Module, x: torch.Tensor, path: str, dynamo: bool) -> onnxgrad.Trainer:
+    """Those of a few steps, exported by default and trained by default, beside PyTorch's."""
+    graph = exported(module, x, path, dynamo).graph
+    (given,), (output,) = graph.input, graph.output
+    target = torch.randn(module(x).shape)
+    trainer = onnxgrad.Trainer(path, onnxgrad.losses.MSE(output.name), onnxgrad.optim.SGD(lr=0.5))
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
+    for _ in range(5):
+        ours = trainer.step({given.name: x.numpy(), "target": target.numpy()})
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(module(x), target)
+        loss.backward()
+        optimizer.step()
+        assert ours == pytest.approx(loss.item(), rel=1e-5)
+    return trainer
+
+
 class Positions(nn.Module):
     """A table of sines beside an embedding that is also the last layer: its name is gone, its numbers are not."""
 
@@ -199,6 +276,26 @@ def test_a_table_beside_a_shared_embedding_is_no_parameter(tmp_path):
         path, onnxgrad.losses.CrossEntropy(graph.output[0].name, axis=-1), onnxgrad.optim.SGD(lr=0.1)
     )
     assert sum(array.size for array in trainer.parameters.values()) == 11 * 8
+
+
+class Causal(nn.Module):
+    """Attention with a mask that forward makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
+        return self.attention(x, x, x, attn_mask=mask, need_weights=False)[0]
+
+
+@pytest.mark.parametrize("dynamo", [True, False], ids=["torch.export", "TorchScript"])
+def test_nothing_is_said_of_masks_that_the_code_makes(tmp_path, dynamo):
+    path = str(tmp_path / "m.onnx")
+    (output,) = exported(Causal(), torch.randn(2, 3, 8), path, dynamo).graph.output
+    trainer = onnxgrad.Trainer(path, onnxgrad.losses.MSE(output.name), onnxgrad.optim.SGD(lr=0.1))
+    assert not trainer.remarks
 
 
 def test_layers_of_nested_sequences_have_their_names(tmp_path):

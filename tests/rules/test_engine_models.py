@@ -9,8 +9,10 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 import pytest
+import torch
 from onnx import TensorProto, helper, numpy_helper, parser
 from tests.gradients import evaluate
+from tests.torch_export import export
 
 import onnxgrad
 from onnxgrad.rules import RULES, op
@@ -270,3 +272,26 @@ def test_an_output_that_the_node_left_out_is_added_for_the_rule(forget_rules, ou
     made = onnxgrad.gradient(parser.parse_model(text), "x")
     ones = np.ones((1, 1, 2), np.float32)
     assert results_of(made, x=ones, y_grad=ones)["x_grad"].ravel().tolist() == [0, 1]
+
+
+def test_a_gradient_ends_at_the_detach_of_a_pytorch_module(tmp_path):
+    """As far as the exporter has noted it, which it does without its optimization."""
+
+    class Partner(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = torch.tanh(self.first(x))
+            return self.second(h) * h.detach() + self.second(h).detach()
+
+    torch.manual_seed(0)
+    module, x = Partner(), torch.randn(4, 3)
+    export(module, x, path := tmp_path / "m.onnx")
+    target = torch.zeros(4, 3)
+    trainer = onnxgrad.Trainer(path, onnxgrad.losses.MSE("y"), onnxgrad.optim.SGD(lr=0.1))
+    trainer.step({"x": x.numpy(), "target": target.numpy()})
+    torch.nn.functional.mse_loss(module(x), target).backward()
+    for name, parameter in module.named_parameters():
+        np.testing.assert_allclose(trainer.gradients[name], parameter.grad, rtol=1e-5, atol=1e-7)

@@ -155,6 +155,29 @@ def test_networks(module, batches, tmp_path):
     assert np.allclose(found, expected, rtol=1e-3, atol=1e-3)
 
 
+class Masked(nn.Module):
+    """Attention with a mask, and attention without one."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True) for _ in range(2))
+
+    def forward(self, x):
+        return self.layers[1](self.layers[0](x, src_key_padding_mask=x[:, :, 0] > 1))
+
+
+def numbers(k):
+    x, target = np.random.default_rng(k).standard_normal((2, 4, 5, 8)).astype(np.float32)
+    return {"x": x, "target": target}
+
+
+def test_attention_with_and_without_a_mask(tmp_path):
+    torch.manual_seed(0)
+    export(Masked(), torch.from_numpy(numbers(0)["x"]), path := tmp_path / "model.onnx")
+    _, loop = compare(path, tmp_path, numbers, 2, loss=losses.MSE("y"))
+    assert is_standard(loop.files["evaluation"])
+
+
 def test_the_model_is_written_over_in_place(tmp_path):
     trainer, loop = compare(mlp(), tmp_path, batch, 5)
     found = {t.name: numpy_helper.to_array(t) for t in onnx.load(loop.write_model()).graph.initializer}

@@ -7,7 +7,7 @@ older one, on TorchScript, says the module in the names of nodes (`/layers.0/fc1
 
 import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import onnx_ir as ir
@@ -29,6 +29,7 @@ _READS_ROWS = {"embedding", "gather", "index"}
 _SPEC = re.compile(r"^(\w+): (\w+) target='([^']*)'", re.MULTILINE)
 _ARGUMENT = re.compile(r"%(\w+)")
 _SCRIPT_CONSTANT = re.compile(r"(/.*)?/Constant(_\d+)?_output_0")
+_STATE_DICT = re.compile(r"\w+(\.\w+)*")
 
 
 class Input(NamedTuple):
@@ -52,6 +53,16 @@ def kind_of(value: ir.Value) -> str | None:
 def is_constant_of_script(name: str) -> bool:
     """Whether the exporter on TorchScript wrote a value of this name as a Constant, for a tensor that forward makes."""
     return _SCRIPT_CONSTANT.fullmatch(name) is not None
+
+
+def is_of_state_dict(name: str, users: Iterable[ir.Node]) -> bool:
+    """Whether the exporter on TorchScript gave this name to a parameter or a buffer, and not to a value of a node.
+
+    It names the nodes that use them by modules, which files of the other exporter do not, nor do those that onnxruntime
+    or another tool has taken the metadata from.
+    """
+    is_name = _STATE_DICT.fullmatch(name) is not None and not name.isdigit()
+    return is_name and any(node.name is not None and node.name.startswith("/") for node in users)
 
 
 def modules_of(node: ir.Node) -> list[str] | None:
@@ -80,7 +91,7 @@ def inputs_of_call(node: ir.Node, signature: Mapping[str, Input]) -> list[Input]
 
 def is_detach(node: ir.Node) -> bool:
     """Whether a node came from a call of detach(), behind which there is no gradient."""
-    return "torch.ops.aten.detach.default]" in node.metadata_props.get(_CALL, "")
+    return node.op_type == "Identity" and "torch.ops.aten.detach.default]" in node.metadata_props.get(_CALL, "")
 
 
 class Folding(NamedTuple):
@@ -102,6 +113,12 @@ def folding_of(value: ir.Value, signature: Mapping[str, Input]) -> Folding | Non
     parameters = [name for name in names if kinds.get(name) == PARAMETER]
     is_moved = "embedding" in calls or calls <= _MOVES  # what else was computed were an embedding's indices
     return Folding(parameters, len(parameters) == 1 and is_moved, bool(calls & _READS_ROWS))
+
+
+def is_made_by_code(value: ir.Value, signature: Mapping[str, Input]) -> bool:
+    """Whether the file says that forward's code makes an initializer, of no parameter: a mask, a state of zeros."""
+    folding = folding_of(value, signature)
+    return is_constant_of_script(str(value.name)) or (folding is not None and not folding.parameters)
 
 
 def is_folded_norm(node: ir.Node) -> bool:

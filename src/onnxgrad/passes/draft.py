@@ -30,6 +30,7 @@ class Role(NamedTuple):
     kind: str  # weight, bias, scale, embedding, …; scalar, mask, buffer, …
     is_parameter: bool
     why: str
+    is_made: bool = False  # by the code of a PyTorch module, as a mask or a state of zeros: nothing that a user knows
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """Nodes that change nothing are left out: they copy tensors on a GPU, and keep others from being fused.
 
 Exporters write Identity for Dropout and for copies, Slices of everything, Reshapes to the same shape, Casts to the same
-type, and Transposes that leave all axes where they are.
+type, and Transposes that leave all axes where they are. The Identity of torch's detach() ends a gradient, and stays.
 """
 
 import onnx_ir as ir
@@ -9,6 +9,7 @@ import onnx_ir as ir
 from onnxgrad.graph.builder import Builder
 from onnxgrad.graph.node import is_transpose, permutation
 from onnxgrad.graph.tensor import dims_of
+from onnxgrad.graph.torch_export import is_detach
 from onnxgrad.passes.draft import Draft
 from onnxgrad.schema import is_standard
 
@@ -40,7 +41,7 @@ def _changes_nothing(builder: Builder, node: ir.Node) -> bool:
     if kind == "Reshape":
         before, after = dims_of(source), dims_of(node.outputs[0])
         return before is not None and before == after and None not in before
-    return kind == "Identity" or (kind == "Slice" and _takes_everything(builder, node))
+    return (kind == "Identity" and not is_detach(node)) or (kind == "Slice" and _takes_everything(builder, node))
 
 
 def _takes_everything(builder: Builder, node: ir.Node) -> bool:

@@ -25,6 +25,8 @@ from onnxgrad.graph.torch_export import (
     folding_of,
     inputs_of_call,
     is_constant_of_script,
+    is_made_by_code,
+    is_of_state_dict,
     kind_of,
     module_of,
     signature,
@@ -81,8 +83,9 @@ def find_parameters(draft: Draft) -> None:
     """Fills in `draft.roles`."""
     graph = draft.graph
     uses, inputs = _Uses(graph), signature(graph)
-    found = {str(v.name): _role(v, uses, inputs) for v in graph.initializers.values() if is_float(v)}
-    if draft.model.producer_name == PRODUCER and not inputs:
+    is_script = draft.model.producer_name == PRODUCER and not inputs
+    found = {str(v.name): _role(v, uses, inputs, is_script) for v in graph.initializers.values() if is_float(v)}
+    if is_script:
         _leave_constants(found)
     if inputs:
         _ask_the_modules(graph, uses, inputs, found)
@@ -91,6 +94,9 @@ def find_parameters(draft: Draft) -> None:
         for name, role in found.items():
             if role.kind in ("factor", "scalar", "table") and not _is_setting(uses, graph.initializers[name]):
                 found[name] = Role("weight", True, "the model has no other weights")
+    for name, role in found.items():
+        if not role.is_parameter and is_made_by_code(graph.initializers[name], inputs):
+            found[name] = role._replace(is_made=True)
     draft.roles = found
     if adapters := names_of(adapters_of(draft.model)):
         _freeze_all_but(draft.roles, set(adapters))
@@ -147,6 +153,7 @@ class _Uses:
         self.of: dict[ir.Value, list[_Use]] = {}
         self.statistics: set[ir.Value] = set()
         self.quantization: set[ir.Value] = set()  # scales
+        self.angles: set[ir.Value] = set()  # what sines and cosines are computed of, without an input
         self._origins: dict[ir.Value, tuple[ir.Value, ...]] = {
             v: (v,) if is_float(v) else () for v in graph.initializers.values()
         }
@@ -166,6 +173,8 @@ class _Uses:
             return
         if not inner and all(v in self._origins for v in read):  # of initializers alone
             origins = dict.fromkeys(o for v in read for o in self._origins[v])
+            if node.op_type in ("Sin", "Cos"):
+                self.angles.update(origins)
             self._origins |= dict.fromkeys(node.outputs, tuple(origins))
             return
         for at in _STATISTICS.get(node.op_type, ()):
@@ -186,9 +195,9 @@ class _Uses:
         role = role_at(node, at)
         others = [v for k, v in enumerate(node.inputs) if k != at and v is not None and v not in self._origins]
         if role is not None:
-            # A product of a weight with positions (rotary tables) is none of weights.
-            high = node.op_type in ("MatMul", "Einsum") and value.shape is not None and len(value.shape) > 2
-            strong = not high or any(v in self._fed for v in others) or any(_comes_as_float(v) for v in others)
+            # A product of frequencies with positions (rotary tables) is none of weights.
+            is_odd = node.op_type in ("MatMul", "Einsum") and value.shape is not None and len(value.shape) != 2
+            strong = not is_odd or any(v in self._fed for v in others) or any(_comes_as_float(v) for v in others)
             return _Use(node, role if strong else "factor", strong, fed=strong)
         fed = any(v in self._fed for v in others)
         role = COMBINED.get(node.op_type, "constant") if is_standard(node.domain) else "constant"
@@ -212,8 +221,12 @@ def _comes_as_float(value: ir.Value) -> bool:
     return False
 
 
-def _role(value: ir.Value, uses: _Uses, inputs: Mapping[str, Input]) -> Role:
-    """By what the file says of it, else by its uses."""
+def _role(value: ir.Value, uses: _Uses, inputs: Mapping[str, Input], is_script: bool) -> Role:
+    """By what the file says of it, else by its uses.
+
+    Scalars are mostly constants of the code. The exporter on TorchScript writes those as Constants, and as initializers
+    what the module has: a temperature, a gate.
+    """
     told = kind_of(value) or next((i.kind for i in inputs.values() if i.name == value.name), None)
     tensor = value.const_value
     found = uses.of.get(value, [])
@@ -229,7 +242,8 @@ def _role(value: ir.Value, uses: _Uses, inputs: Mapping[str, Input]) -> Role:
     strong = next((use for use in found if use.strong), None)
     if told is not None and told != PARAMETER:
         return Role("buffer", False, f"a {told.lower().replace('_', ' ')} of the PyTorch module")
-    if told != PARAMETER and (len(tensor.shape) == 0 or (tensor.size == 1 and strong is None and not _is_bias(found))):
+    is_own = told == PARAMETER or (is_script and is_of_state_dict(str(value.name), [use.node for use in found]))
+    if not is_own and (len(tensor.shape) == 0 or (tensor.size == 1 and strong is None and not _is_bias(found))):
         return Role("scalar", False, "a scalar")
     if _is_table_of_sines(tensor):
         return Role("table", False, "a table of sines and cosines")
@@ -241,6 +255,8 @@ def _role(value: ir.Value, uses: _Uses, inputs: Mapping[str, Input]) -> Role:
         return Role(strong.role, True, f"the {strong.role} of {strong.node.op_type}")
     if not _is_finite(tensor):
         return Role("mask", False, "has numbers that are not finite")
+    if value in uses.angles:
+        return Role("table", False, "the angles of a table of sines and cosines")
     return _combined(tensor, found)
 
 

@@ -6,6 +6,7 @@ back their names, those that were several are several again, a weight that was u
 last layer) is one again, and of an embedding there are the rows in use.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +22,7 @@ from onnxgrad.graph.torch_export import (
     folding_of,
     inputs_of_call,
     is_folded_norm,
+    is_of_state_dict,
     mark,
     module_of,
     signature,
@@ -83,6 +85,8 @@ class _Originals:
         """`are_named`: by calls, rather than by the module."""
         self.inputs, self._gone, self.are_named = inputs, parameters_gone(graph, inputs), are_named
         self._layers: dict[str, list[ir.Node]] = {}  # recurrent nodes, by module
+        self._modules = {module_of(node) for node in graph}
+        self._owners = {str(name).rpartition(".")[0] for name in graph.initializers}
 
     def name(self, value: ir.Value, use: Any) -> str:
         """That of an initializer for one of its users; its own, if nothing else is known."""
@@ -93,9 +97,9 @@ class _Originals:
         if module is None or not is_numbered:
             return own
         if node.op_type in _RECURRENT and role is not None:
-            return f"{module}.{_RECURRENT_NAMES[use.idx]}_l{self._layer(module, node)}"
+            return f"{self._called(module)}.{_RECURRENT_NAMES[use.idx]}_l{self._layer(module, node)}"
         if not self.inputs:
-            return own if role is None else f"{module}.{ending}"
+            return own if role is None else f"{self._called(module)}.{ending}"
         folding = folding_of(value, self.inputs)
         if folding is not None and folding.is_moved and not self.are_named:
             return folding.parameters[0]
@@ -114,6 +118,11 @@ class _Originals:
             return near[0]
         is_shared = len({module_of(other.node) for other in value.uses()}) > 1
         return f"{module}.{own}" if near and is_shared else own
+
+    def _called(self, module: str) -> str:
+        """The module that forward calls for the second time, which the exporter on TorchScript names `fc_1`."""
+        first = re.sub(r"_\d+$", "", module)
+        return first if not self.inputs and first in self._modules and module not in self._owners else module
 
     def _layer(self, module: str, node: ir.Node) -> int:
         same = self._layers.setdefault(module, [])
@@ -233,26 +242,37 @@ def _tie_embeddings(graph: ir.Graph) -> None:
 def _undo_expand(graph: ir.Graph, value: ir.Value, is_moved: bool) -> ir.Value:
     """Makes one again of a token that the exporter repeated for each example of its batch; the initializer there is.
 
-    `is_moved`: nothing else was done to it, so that what repeats along other axes was one number there, too.
+    `is_moved`: nothing else was done to it, so that what repeats along other axes was one number there, too, and the
+    batch may be the second axis, as where sequences come first.
     """
     shape = () if value.const_value is None else value.const_value.shape.numpy()
-    batches = (v for v in graph.inputs if v.shape is not None and len(v.shape) and v.shape[0] == shape[0])
-    if len(shape) < 3 or shape[0] < 2 or (batch := next(batches, None)) is None or value.const_value is None:
+    if value.const_value is None or len(shape) < 3:
         return value
     array = value.const_value.numpy()
-    if not (array == array[:1]).all():
+    is_constant = bool((array == array.flat[:1]).all())
+    axes = (0, 1) if is_moved and not is_constant else (0,)
+    repeats = (k for k in axes if shape[k] > 1 and (array == array.take([0], k)).all())
+    found = ((k, v, d) for k in repeats for d in axes for v in graph.inputs if _size(v, d) == shape[k])
+    axis, batch, dimension = next(found, (0, None, 0))
+    if batch is None:
         return value
-    name, array = str(value.name), array[:1]
-    if is_moved and not (array == array.flat[0]).all():
-        for axis in range(1, array.ndim - 1):
-            first = array.take([0], axis)
+    array = array.take([0], axis)
+    if is_moved and not is_constant:
+        for other in range(array.ndim - 1):
+            first = array.take([0], other)
             array = first if (array == first).all() else array
+    name = str(value.name)
     graph.initializers.pop(name)
     one = _smaller(graph, value, array)
-    size = new_node("Shape", [batch], f"{name}_batch", {"start": 0, "end": 1})
-    others = new_node("Constant", [], f"{name}_rest", {"value": ir.Tensor(np.array(shape[1:]))})
-    whole = new_node("Concat", [size.outputs[0], others.outputs[0]], f"{name}_shape", {"axis": 0})
-    _compute(graph, value, size, others, whole, new_node("Expand", [one, whole.outputs[0]], f"{name}_expanded"))
+    size = new_node("Shape", [batch], f"{name}_batch", {"start": dimension, "end": dimension + 1})
+    before, after = (
+        new_node("Constant", [], f"{name}_{what}", {"value": ir.Tensor(np.array(part, np.int64))})
+        for what, part in (("before", shape[:axis]), ("rest", shape[axis + 1 :]))
+    )
+    parts = [before, size, after] if axis else [size, after]
+    whole = new_node("Concat", [node.outputs[0] for node in parts], f"{name}_shape", {"axis": 0})
+    expand = new_node("Expand", [one, whole.outputs[0]], f"{name}_expanded")
+    _compute(graph, value, *parts, whole, expand)
     return one
 
 
@@ -271,6 +291,11 @@ def _compute(graph: ir.Graph, value: ir.Value, *nodes: ir.Node) -> None:
     for node in reversed(nodes):
         graph.insert_before(graph[0], node)
     value.replace_all_uses_with(result)
+
+
+def _size(value: ir.Value, axis: int) -> Any:
+    """A known dimension of an input."""
+    return value.shape[axis] if value.shape is not None and len(value.shape) > axis else None
 
 
 def _undo_broadcast(graph: ir.Graph, value: ir.Value, parameters: list[str]) -> None:
@@ -315,17 +340,23 @@ def _undo_reading(graph: ir.Graph, value: ir.Value) -> None:
 def _undo_identities(graph: ir.Graph) -> None:
     """Gives an initializer of its own to each Identity that the exporter on TorchScript made of equal ones.
 
-    It cannot be told whether equal weights were one: only those that are one number all over are taken for several.
+    Copies of a layer start from the same numbers, and gates from one. A parameter that a module has twice is one input
+    of the traced graph, and never an Identity; a clone that forward makes has the name of a node. Of weights that it
+    transposed, the modules that use them say which are one.
     """
     for node in list(graph):
         source = node.inputs[0] if node.op_type == "Identity" else None
         if source is None or not source.is_initializer() or source.const_value is None:
             continue
         (result,) = node.outputs
-        array = source.const_value.numpy()
-        if result.is_graph_output() or array.size < 2 or not (array == array.flat[0]).all():
-            continue
         name = str(result.name)
-        result.name = None
-        result.replace_all_uses_with(copy_initializer(graph, source, name))
+        if result.is_graph_output():
+            continue
+        if name.startswith(_NUMBERED) and str(source.name).startswith(_NUMBERED):
+            result.replace_all_uses_with(source)
+        elif is_of_state_dict(name, [use.node for use in result.uses()]):
+            result.name = None
+            result.replace_all_uses_with(copy_initializer(graph, source, name))
+        else:
+            continue
         graph.remove(node, safe=True)

@@ -13,6 +13,7 @@ from onnxgrad.graph.gradients import AtPosition, sum_gradients, zero_gradient
 from onnxgrad.graph.node import NodeView, captured, needed_for, subgraphs, values_read
 from onnxgrad.graph.replace import move_written
 from onnxgrad.graph.tensor import Tensor, may_be_float
+from onnxgrad.graph.torch_export import is_detach
 from onnxgrad.rules.registry import RULES, Function, Rule, nondiff, todo
 from onnxgrad.schema import is_standard
 
@@ -48,9 +49,8 @@ def inputs_with_rules(node: ir.Node) -> list[tuple[ir.Value, Function | Any, int
         variadic = _is_variadic(rule.op_type, rule.domain, at)
         if k >= len(names) and not variadic:
             break
-        function = (
-            rule.by_input[names[at]] if may_be_float(value) or (rule.domain, rule.op_type) == DEQUANTIZE else nondiff
-        )
+        passes = may_be_float(value) or (rule.domain, rule.op_type) == DEQUANTIZE
+        function = rule.by_input[names[at]] if passes and not is_detach(node) else nondiff
         found.append((value, function, k - at if variadic else None))
     return found
 

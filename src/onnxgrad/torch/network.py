@@ -9,7 +9,6 @@ import torch
 
 from onnxgrad.autodiff.differentiate import Gradient, add_gradient
 from onnxgrad.graph.tensor import is_float
-from onnxgrad.graph.torch_export import is_detach
 from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.finish import FINISH, FOR_SESSIONS, drop_dead
 from onnxgrad.passes.prepare import prepare
@@ -51,7 +50,6 @@ class Network:
         """The model with the gradients that there are of `wrt` as further outputs; None if there are none."""
         draft = self.copy()
         graph = draft.graph
-        detached = _detach(graph)
         nodes, results = list(graph), [v for v in graph.outputs if v.name in self._smooth]
         moved = depends_on(nodes, {v for v in graph.inputs if v.name in wrt})
         smooth = [v for v in results if v in moved and is_float(v)]
@@ -61,7 +59,6 @@ class Network:
         if smooth and wanted:
             of = [str(v.name) for v in smooth]
             gradient = add_gradient(draft, wanted, of, parameters_as_inputs=False, scalars_have_seeds=True)
-        _attach(graph, detached)
         return draft, gradient
 
 
@@ -109,31 +106,6 @@ class Plan:
         keep_outputs(draft.graph, gradient.outputs.values())
         # A gradient is a model as any other.
         return Network(prepare(draft.run(FINISH).model, draft.caller), list(gradient.outputs.values()))
-
-
-def _detach(graph: ir.Graph) -> dict[ir.Value, ir.Value]:
-    """Has inputs take the place of what torch's detach() returned, where its exporter noted it; returns these.
-
-    So no gradient passes there.
-    """
-    found = {}
-    for node in graph:
-        if node.op_type == "Identity" and is_detach(node):
-            (value,) = node.outputs
-            stand_in = ir.Value(name=f"{value.name}_detached", type=value.type, shape=value.shape)
-            value.replace_all_uses_with(stand_in, replace_graph_outputs=True)
-            graph.inputs.append(stand_in)
-            found[stand_in] = value
-    return found
-
-
-def _attach(graph: ir.Graph, detached: Mapping[ir.Value, ir.Value]) -> None:
-    """Undoes _detach."""
-    for stand_in, value in detached.items():
-        stand_in.replace_all_uses_with(value, replace_graph_outputs=True)
-        graph.inputs.remove(stand_in)
-    if detached:
-        graph.sort()
 
 
 def _inputs_of(draft: Draft, outputs: Collection[str]) -> set[str]:

@@ -167,8 +167,10 @@ def step_graph(
     return StepGraph(step.model, step.loss, step.gradients, step.statistics, drops, scales, step.dtype, step.narrow)
 
 
-def evaluation_graph(prepared: Draft, loss: Total | str, step: StepGraph, on_cpu: bool = False) -> EvaluationGraph:
-    """Inference mode and loss, of the model that the step is of."""
+def evaluation_graph(
+    prepared: Draft, loss: Total | str, step: StepGraph, on_cpu: bool | None = None
+) -> EvaluationGraph:
+    """Inference mode and loss, of the model that the step is of; None: for any device, with none of our operators."""
     draft = _Step(**vars(prepared), terms=_terms(loss))
     draft.parameters = [name for name in step.gradients if name in draft.graph.initializers]
     draft.dtype, draft.statistics = step.dtype, step.statistics
@@ -177,7 +179,7 @@ def evaluation_graph(prepared: Draft, loss: Total | str, step: StepGraph, on_cpu
     passes: list[Callable[[_Step], Any]] = [
         _to_inference_mode,
         *([sink_transposes] if on_cpu is False else []),
-        functools.partial(fuse_attention, trained=draft.parameters),
+        *([functools.partial(fuse_attention, trained=draft.parameters)] if on_cpu is not None else []),
         *([pack_attention] if on_cpu is False else []),
         _append_loss,
         _widen_parameters,
@@ -329,7 +331,8 @@ def _left_alone(step: _Step) -> list[str]:
     """One sentence about what looks like a weight, but is not trained."""
     others = [
         f"{name} ({role.why})" for name, role in step.roles.items()
-        if not role.is_parameter and role.kind in ("buffer", "table", "mask", "factor", "token", "constant")
+        if not (role.is_parameter or role.is_made)
+        and role.kind in ("buffer", "table", "mask", "factor", "token", "constant")
     ]  # fmt: skip
     if not others:
         return []
