@@ -1,4 +1,4 @@
-"""check_gradient of models that draw at random: what is drawn is drawn once."""
+"""check_gradient of models that draw at random, where what is drawn is drawn once, and of what stays float32."""
 
 import numpy as np
 import onnx
@@ -71,3 +71,16 @@ def test_random_inputs_larger_than_memory(tmp_path):
     result = CliRunner().invoke(cli.main, ["check", str(tmp_path / "model.onnx")])
     assert result.exit_code == 2
     assert result.stderr.endswith(f"the input 'x' has shape [{2**40}, 6], more numbers than there is memory for\n")
+
+
+def test_results_that_are_float32_whatever_the_model_is():
+    model = parser.parse_model(
+        """<ir_version: 9, opset_import: ["" : 18, "ai.onnx.ml" : 3]> g (int64[N, 1] x) => (float[N, 2] y) {
+            hot = ai.onnx.ml.OneHotEncoder <cats_int64s = [0, 1, 2]> (x)
+            flat = Flatten(hot)
+            y = MatMul(flat, w)
+        }"""
+    )
+    weight = np.random.default_rng(0).standard_normal((3, 2)).astype(np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
+    assert check_gradient(model, {"x": np.array([[0], [2]])}, wrt="w").worst < 1e-6

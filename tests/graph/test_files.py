@@ -12,7 +12,7 @@ import pytest
 from onnx import numpy_helper
 from safetensors.numpy import save_file
 
-from onnxgrad.graph.files import replaced, replaced_together, save
+from onnxgrad.graph.files import load, replaced, replaced_together, save
 
 
 def model():
@@ -71,3 +71,34 @@ def test_who_may_read_a_file(together, tmp_path):
         assert written("new") == 0o604
     finally:
         os.umask(umask)
+
+
+def test_dimensions_of_any_size_that_old_converters_wrote_as_negative():
+    proto = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["" : 18]> g (float[N, 3] x) => (float[N, 3] y) { y = Neg(x) }'
+    )
+    for value in (proto.graph.input[0], proto.graph.output[0]):
+        value.type.tensor_type.shape.dim[0].dim_value = -1
+    loaded = load(proto, "test")
+    for value in (loaded.graph.inputs[0], loaded.graph.outputs[0]):
+        assert list(value.shape) == [None, 3]
+
+
+def test_onnx_by_its_longer_name():
+    loaded = load(onnx.parser.parse_model('<ir_version: 9, opset_import: ["ai.onnx" : 18]> g () => () {}'), "test")
+    assert loaded.graph.opset_imports == {"": 18}
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["initializer", "Constant"])
+def test_sparse_tensors_are_refused(inside):
+    values, places = numpy_helper.from_array(np.ones(1, np.float32), "w"), numpy_helper.from_array(np.array([4]), "at")
+    sparse = onnx.helper.make_sparse_tensor(values, places, [3, 2])
+    proto = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["" : 18]> g (float[N, 3] x) => (float[N, 2] y) { y = MatMul(x, w) }'
+    )
+    if inside:
+        proto.graph.node.insert(0, onnx.helper.make_node("Constant", [], ["w"], sparse_value=sparse))
+    else:
+        proto.graph.sparse_initializer.append(sparse)
+    with pytest.raises(ValueError, match="test: the model has the sparse tensor 'w', expected dense ones"):
+        load(proto, "test")

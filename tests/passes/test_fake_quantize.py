@@ -366,3 +366,34 @@ def test_a_checkpoint_goes_on(tmp_path):
     second = trainer_of(model, 0.02)
     second.restore(tmp_path / "state.safetensors")
     assert [second.step(BATCH) for _ in range(3)] == losses_of_whole[3:]
+
+
+def test_a_block_that_is_longer_than_the_axis():
+    """onnxruntime's quantizer to 4 bits writes one: its only scale still has an axis."""
+    model = parser.parse_model(
+        """<ir_version: 10, opset_import: ["" : 21]> g (float[N, 3] x) => (float[N, 1] y)
+            <int8[3, 1] w_quantized = {-100, 50, 127}, float[1, 1] scale = {0.01}> {
+            w = DequantizeLinear <axis = 0, block_size = 16> (w_quantized, scale)
+            y = MatMul(x, w)
+        }"""
+    )
+    trainer = onnxgrad.Trainer(model, losses.MSE("y"), optim.SGD(lr=0.1))
+    x = np.eye(3, dtype=np.float32)
+    assert trainer.step({"x": x, "target": np.zeros((3, 1), np.float32)}) == pytest.approx((1 + 0.25 + 1.27**2) / 3)
+
+
+def test_transposed_activations_that_are_quantized():
+    """onnxruntime would quantize them behind the Transpose of the gradient, in a type that it then refuses."""
+    model = parser.parse_model(
+        """<ir_version: 10, opset_import: ["" : 21]> g (float[2, 5, 4] x) => (float[2, 5, 5] y)
+            <float s = {0.125}, int8 z = {0}> {
+            a = MatMul(x, w)  aq = QuantizeLinear(a, s, z)  ad = DequantizeLinear(aq, s, z)
+            b = MatMul(x, v)  bq = QuantizeLinear(b, s, z)  bd = DequantizeLinear(bq, s, z)
+            t = Transpose <perm = [0, 2, 1]> (bd)  tq = QuantizeLinear(t, s, z)  td = DequantizeLinear(tq, s, z)
+            y = MatMul(ad, td)
+        }"""
+    )
+    model.graph.initializer.extend(numpy_helper.from_array(np.eye(4, dtype=np.float32), name) for name in "wv")
+    trainer = onnxgrad.Trainer(model, losses.MSE("y"), optim.SGD(lr=0.1))
+    x = np.round(RNG.standard_normal((2, 5, 4)) * 8).astype(np.float32) / 8
+    assert trainer.step({"x": x, "target": x @ x.transpose(0, 2, 1) + 1}) == pytest.approx(1)

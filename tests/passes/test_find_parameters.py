@@ -223,3 +223,24 @@ def test_exponents_are_no_parameters():
         mean=numbers(2), two=np.array([2], np.float32), scale=numbers(2),
     )  # fmt: skip
     assert {name for name, kind in found.items() if kind} == {"mean", "scale"}
+
+
+@pytest.mark.parametrize("loop", ["Loop", "Scan"])
+def test_weights_that_steps_are_given_as_states_or_slices(loop):
+    """As tf2onnx and jax2onnx write recurrent layers."""
+    inputs = "float[N, 4] h, float[4, 4] u, float[4, 4] z"
+    results = "float[N, 4] n, float[4, 4] w_out, float[4, 4] z"
+    body = "t = MatMul(h, u)  a = MatMul(t, z)  w_out = Identity(u)"
+    node = (
+        f"""y, w_last, v_last = Loop(steps, , h0, w, v) <body = b (int64 i, bool c, {inputs}) => (bool d, {results}) {{
+            d = Identity(c) {body} n = Tanh(a) }}>"""
+        if loop == "Loop"
+        else f"""y, w_last, v_last = Scan(h0, w, v, x, slices) <num_scan_inputs = 2,
+            body = b ({inputs}, float[N, 4] xt, float[4] s) => ({results}) {{ {body} e = Add(a, s) n = Add(e, xt) }}>"""
+    )
+    found = roles(
+        f"(float[S, N, 4] x) => (float[N, 4] y) {{ {node} }}", h0=np.zeros((3, 4), np.float32), w=numbers(4, 4),
+        v=numbers(4, 4), **({"steps": np.int64(2)} if loop == "Loop" else {"slices": numbers(5, 4)}),
+    )  # fmt: skip
+    parameters = {"w": "weight", "v": "weight"} | ({} if loop == "Loop" else {"slices": "bias"})
+    assert {n: k for n, k in found.items() if k} == parameters

@@ -261,3 +261,15 @@ def test_weights_that_branches_keep_as_constants_are_trained(tmp_path):
     for big, loss in zip((True, False), again, strict=True):
         (y,) = session.run(None, {"x": x, "big": np.array(big)})
         np.testing.assert_allclose(np.mean(y**2), loss, rtol=1e-6)
+
+
+@pytest.mark.parametrize("declared", [("N", 4), ("N",), (7, 2)], ids=str)
+def test_outputs_that_are_declared_with_another_shape(declared):
+    """skl2onnx's PLSRegression is one; onnxruntime warns."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 9, opset_import: ["" : 18]> g (float[N, 4] x) => (float[N, 2] y) { y = MatMul(x, w) }"""
+    )
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((4, 2), np.float32), "w"))
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.FLOAT, declared))
+    trainer = Trainer(model, losses.MSE("y"), optim.SGD(lr=0.1))
+    assert trainer.step({"x": np.ones((3, 4), np.float32), "target": np.zeros((3, 2), np.float32)}) == 16

@@ -116,3 +116,19 @@ def test_gradients_stay_what_they_are():
         for m in (model, ir.to_proto(made))
     ]
     np.testing.assert_allclose(found[0], found[1], rtol=1e-6)
+
+
+def test_what_a_loop_takes_apart_stays():
+    model = onnx.parser.parse_model(
+        """<ir_version: 9, opset_import: ["" : 18]> g (float[2, 5, 3, 4] X, int64 n) => (float[2, 3, 4] y)
+            <float[2, 3, 4] zero = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}> {
+            t = Transpose <perm = [1, 0, 2, 3]> (X)
+            y = Loop (n, , zero) <body = b (int64 i, bool c, float[2, 3, 4] h) => (bool d, float[2, 3, 4] s) {
+                d = Identity(c)
+                part = Gather(t, i)
+                s = Add(h, part)
+            }>
+        }"""
+    )
+    made = ir.from_proto(onnx.shape_inference.infer_shapes(model))
+    assert sink_transposes(Draft(made, "test")) == 0

@@ -138,12 +138,49 @@ def test_several_losses_and_one_of_your_own():
     assert_agree(apart, lambda x, t: F.mse_loss(x, t) + F.mse_loss(x, torch.tensor(PROBABLE)), Y, other=PROBABLE)
 
 
+def scores():
+    """A model with scores along its last axis, and labels."""
+    model = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["" : 18]>
+        g (float[N, S, 2] x) => (int64[N, S] label, float[N, S, 5] y) {
+            y = MatMul(x, w)
+            label = ArgMax <axis = -1, keepdims = 0> (y)
+        }""")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((2, 5), np.float32), "w"))
+    return model
+
+
+@pytest.mark.parametrize("loss", [losses.CrossEntropy, losses.NLL])
+def test_targets_for_scores_along_the_last_axis(loss):
+    trainer = onnxgrad.Trainer(scores(), loss("y"), onnxgrad.optim.SGD(lr=0.1))
+    advice = f": {loss.__name__} takes dimension 1 of 'y', which has the shape ['N', 'S', 5], for the classes; axis=-1 "
+    x = np.zeros((2, 3, 2), np.float32)
+    for shape, expected in (((2, 3), "['N', 5]"), ((2, 3, 1, 1), "2 dimensions"), ((3, 5), "but N is 2 in x")):
+        said = (
+            f"the batch's target has shape {list(shape)}, {'' if expected.startswith('but') else 'expected '}{expected}"
+        )
+        with raises(ValueError, said + advice + "takes the last"):
+            trainer.step({"x": x, "target": np.zeros(shape, np.int64)})
+
+
 def test_what_is_refused():
     sentence = "MSE: 'z' is neither an output of the model nor a value inside it, expected 'y' or an inner value"
     with raises(ValueError, sentence):
         model_with(losses.MSE("z"))
     with raises(ValueError, "MSE: the target 'y' has the name of a value in the model: give it another"):
         model_with(losses.MSE("y", target="y"))
+    with raises(ValueError, "MSE: the target 'w' has the name of a value in the model: give it another"):
+        onnxgrad.Trainer(scores(), losses.MSE("y", target="w"), onnxgrad.optim.SGD(lr=0.1))
+    sentence = "MSE: 'label' holds int64, which has no gradient, expected an output of floating-point numbers: 'y'"
+    with raises(ValueError, sentence):
+        onnxgrad.Trainer(scores(), losses.MSE("label"), onnxgrad.optim.SGD(lr=0.1))
+    unknown = scores()
+    for value in (*unknown.graph.input, *unknown.graph.output):
+        value.type.tensor_type.ClearField("shape")
+    sentence = (
+        "the number of dimensions of 'y' is not known: declare its shape in the model's value_info, dimensions may "
+    )
+    with raises(ValueError, sentence + "stay unknown"):
+        onnxgrad.Trainer(unknown, losses.MSE("y"), onnxgrad.optim.SGD(lr=0.1))
     with raises(ValueError, "MSE: reduction is 'all', expected one of 'mean', 'sum'"):
         losses.MSE("y", reduction="all")
     with raises(ValueError, "loss is 'z', expected a loss, an output of the model ('y') or a value inside it"):

@@ -169,8 +169,13 @@ def test_bad_batches_and_settings():
         trainer.step({**good, "x": good["x"][:, :5]})
     with raises(ValueError, "the batch's target has shape [4], but N is 8 in x"):
         trainer.step({**good, "target": good["target"][:4]})
-    with raises(TypeError, "the batch's target holds float32, expected int64"):
+    advice = "the numbers of classes; CrossEntropy(…, probabilities=True) takes a distribution over them"
+    with raises(TypeError, f"the batch's target holds float32, expected int64, {advice}"):
         trainer.step({**good, "target": good["target"].astype(np.float32)})
+    with raises(
+        ValueError, "the batch's target has shape [8, 1], expected 1 dimensions; leave out its last one, of size 1"
+    ):
+        trainer.step({**good, "target": good["target"][:, None]})
     with raises(TypeError, "the batch's x holds object, expected float32"):
         trainer.step({**good, "x": good["x"].astype(object)})
     with raises(TypeError, "the batch's x holds lists of different lengths, expected float32"):

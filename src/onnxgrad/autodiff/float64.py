@@ -66,7 +66,7 @@ def _float32_inputs(node: NodeProto) -> list[int]:
 
 
 def _leave_in_float32(graph: GraphProto, constants: dict[str, Any]) -> None:
-    """Gives such inputs a copy in float32: of an initializer, or by a Cast."""
+    """Gives such inputs a copy in float32: of an initializer, or by a Cast; casts results that are never wider."""
     nodes = list(graph.node)
     del graph.node[:]
     there = set()
@@ -81,7 +81,19 @@ def _leave_in_float32(graph: GraphProto, constants: dict[str, Any]) -> None:
                 graph.initializer.append(numpy_helper.from_array(constants[name], node.input[k]))
             else:
                 graph.node.append(helper.make_node("Cast", [name], [node.input[k]], to=TensorProto.FLOAT))
+        narrow = [k for k, name in enumerate(node.output) if name and _is_always_float32(node, k)]
+        results = {k: node.output[k] for k in narrow}
+        for k, name in results.items():
+            node.output[k] = f"{name}_in_float32"
         graph.node.append(node)
+        for k, name in results.items():
+            graph.node.append(helper.make_node("Cast", [node.output[k]], [name], to=TensorProto.DOUBLE))
+
+
+def _is_always_float32(node: NodeProto, output: int) -> bool:
+    """Whether an operator gives float32, as OneHotEncoder does."""
+    declared = defs.get_schema(node.op_type, domain=node.domain).outputs if defs.has(node.op_type, node.domain) else []
+    return output < len(declared) and declared[output].type_str == "tensor(float)"
 
 
 def _write_out(node: NodeProto) -> None:

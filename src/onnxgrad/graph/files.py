@@ -21,6 +21,7 @@ from onnxgrad.graph.validity import objection, one_line
 
 DAY = 24 * 60 * 60  # seconds, after which nobody is still writing a file
 OLDEST_WITH_WEIGHTS_APART = 4  # IR version; before it, weights had to be inputs as well
+LONG_NAME = "ai.onnx"  # of ONNX's own domain, whose other name is ""
 LARGEST = 2**31 - 2**26  # bytes of weights in a file of protobuf, which ends at 2 GB, and room for the graph
 # What onnxruntime says of operators, types and versions that it has no kernels for: others may have some.
 NO_KERNELS = re.compile(
@@ -49,9 +50,20 @@ def load(model: Any, caller: str) -> ir.Model:
         except ValueError:
             raise ValueError(f"{caller}: {what} is not valid: its graph has a cycle") from None
     loaded.graph.name = loaded.graph.name or "graph"  # which onnx wants and onnxruntime does not
+    for imports in (loaded.graph.opset_imports, *(f.opset_imports for f in loaded.functions.values())):
+        if LONG_NAME in imports:  # which onnx.reference, for one, does not take for the same domain
+            imports.setdefault("", imports.pop(LONG_NAME))
+    _forget_negative_dimensions(loaded.graph)
     if any(not value.is_graph_input() for value in loaded.graph.initializers.values()):
         loaded.ir_version = max(loaded.ir_version, OLDEST_WITH_WEIGHTS_APART)
     return loaded
+
+
+def _forget_negative_dimensions(graph: ir.Graph) -> None:
+    """Old converters wrote -1 for a dimension of any size."""
+    for value in (*graph.inputs, *(v for node in graph.all_nodes() for v in node.outputs)):
+        if value.shape is not None and any(isinstance(d, int) and d < 0 for d in value.shape):
+            value.shape = ir.Shape([None if isinstance(d, int) and d < 0 else d for d in value.shape])
 
 
 def _read(path: Path, caller: str) -> ir.Model:
@@ -74,10 +86,26 @@ def _from_proto(proto: onnx.ModelProto, what: str, caller: str) -> ir.Model:
     twice = next((name for name, count in names.items() if count > 1), None)
     if twice is not None:  # onnx_ir would take the last
         raise ValueError(f"{caller}: {what} is not valid: the name {twice!r} is given more than once")
+    sparse = next(_sparse_tensors(proto.graph), None)
+    if sparse is not None:  # onnx_ir would leave initializers out
+        raise ValueError(
+            f"{caller}: {what} has the sparse tensor {sparse!r}, expected dense ones: give it as an ordinary "
+            "initializer, with its zeros"
+        )
     try:
         return maps.from_proto(proto)
     except Exception as error:  # of any type, from onnx_ir
         raise ValueError(f"{caller}: {what} is not valid: {objection(proto) or one_line(error)}") from None
+
+
+def _sparse_tensors(graph: onnx.GraphProto) -> Iterator[str]:
+    yield from (tensor.values.name for tensor in graph.sparse_initializer)
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("sparse_tensor"):
+                yield node.output[0]
+            for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+                yield from _sparse_tensors(inner)
 
 
 def _own_names(model: ir.Model) -> None:

@@ -74,6 +74,7 @@ def append_loss(
     total: Tensor | None = None
     for number, given in enumerate(loss):
         prediction, part = builder.tensor(prediction_of(builder.graph, given)), given
+        _expect_float(prediction, given, builder.graph)
         with builder.at_work(f"{given.prediction}_loss"):
             if given.activations:
                 prediction, part = _before_activation(prediction, given, [] if remarks is None else remarks)
@@ -87,9 +88,22 @@ def append_loss(
             value = value * part.share
             total = value if total is None else total + value
     assert total is not None
+    if total.shape is None:
+        for given in loss:
+            _ = builder.tensor(prediction_of(builder.graph, given)).rank  # which raises one sentence if nobody knows it
     if total.shape not in ((), (1,)):
         raise ValueError(f"the loss has shape {list(total.shape or '?')}, expected a scalar: reduce it")
     return total.value
+
+
+def _expect_float(prediction: Tensor, part: Term, graph: ir.Graph) -> None:
+    """Classifiers have an output of labels beside their scores."""
+    if isinstance(prediction.value.type, ir.TensorType) and not prediction.is_float:
+        others = [repr(v.name) for v in graph.outputs if v.dtype is not None and v.dtype.is_floating_point()]
+        raise ValueError(
+            f"{type(part).__name__}: {part.prediction!r} holds {prediction.dtype.name.lower()}, which has no gradient, "
+            f"expected an output of floating-point numbers{': ' * bool(others)}{', '.join(others)}"
+        )
 
 
 def _before_activation(prediction: Tensor, part: Term, remarks: list[str]) -> tuple[Tensor, Term]:
@@ -117,10 +131,11 @@ def _weighted(loss: Tensor, weights: Tensor, number: int) -> Tensor:
 
 
 def _target_input(builder: Builder, part: Term, prediction: Tensor) -> Tensor:
-    for value in (*builder.graph.inputs, *builder.graph.initializers.values()):
+    for value in builder.graph.inputs:
         if value.name == part.target:
             return builder.tensor(value)  # the model takes its target itself
-    if any(value.name == part.target for node in builder.graph for value in node.outputs):
+    inner = (value for node in builder.graph for value in node.outputs)
+    if any(value.name == part.target for value in (*builder.graph.initializers.values(), *inner)):
         raise ValueError(
             f"{type(part).__name__}: the target {part.target!r} has the name of a value in the model: give it another"
         )

@@ -84,7 +84,7 @@ def _rounded(graph: ir.Graph, weight: StoredWeight, parameter: ir.Value) -> ir.V
     scale, zero_point, axis, block_size = weight.scheme
     if zero_point is None:  # QuantizeLinear would write uint8
         zero_point = _zeros_like(graph, weight)
-    attributes = {"axis": axis} if numbers_of(scale).size > 1 else {}
+    attributes = {"axis": axis} if numbers_of(scale).size > 1 or block_size else {}
     attributes |= {"block_size": block_size} if block_size else {}
     domain = weight.dequantizers[0].domain if weight.dequantizers else ""
     value, dtypes = parameter, (weight.integers.dtype, parameter.dtype)

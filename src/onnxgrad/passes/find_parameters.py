@@ -167,6 +167,8 @@ class _Uses:
         if node.op_type in _QUANTIZATIONS:
             self.quantization.update(o for v in inputs[1:2] if v is not None for o in self._origins.get(v, ()))
             inputs = inputs[:1]
+        elif node.op_type == "Resize":
+            inputs = inputs[:1]  # the others say how large and where
         read = [v for v in inputs if v is not None]
         if node.op_type in _SHAPES or not read + inner:
             self._origins |= dict.fromkeys(node.outputs, ())
@@ -180,9 +182,12 @@ class _Uses:
         for at in _STATISTICS.get(node.op_type, ()):
             if at < len(node.inputs) and (value := node.inputs[at]) is not None:
                 self.statistics.update(self._origins.get(value, ()))
-        strong = False
+        strong, unchanged = False, _unchanged(node)
+        for at, inside in unchanged.items():
+            if (given := inputs[at]) is not None and given in self._origins:
+                self._origins[inside] = self._origins[given]
         for at, value in enumerate(inputs):
-            if value is None or not self._origins.get(value):
+            if value is None or at in unchanged or not self._origins.get(value):
                 continue
             use = self._use(node, at, value)
             strong |= use.strong
@@ -202,6 +207,27 @@ class _Uses:
         fed = any(v in self._fed for v in others)
         role = COMBINED.get(node.op_type, "constant") if is_standard(node.domain) else "constant"
         return _Use(node, role, strong=False, fed=fed)
+
+
+def _unchanged(node: ir.Node) -> dict[int, ir.Value]:
+    """What steps know inputs of a Loop or Scan as that every step is given as they are, or a slice of."""
+    if node.op_type not in ("Loop", "Scan") or not is_standard(node.domain):
+        return {}
+    body = node.attributes["body"].as_graph()
+    scans = node.attributes["num_scan_inputs"].as_int() if node.op_type == "Scan" else 0
+    before = 0 if node.op_type == "Scan" else 2  # inputs that are not states: the number of steps and the condition
+    results = [None] * before + list(body.outputs)[1 if before else 0 :]
+    states = len(node.inputs) - scans
+    return {
+        k: inside for k, (value, inside) in enumerate(zip(node.inputs, body.inputs, strict=False))
+        if value is not None and k >= before and (k >= states or _before_identities(results[k]) is inside)
+    }  # fmt: skip
+
+
+def _before_identities(value: ir.Value | None) -> ir.Value | None:
+    while value is not None and (node := value.producer()) is not None and node.op_type == "Identity":
+        value = node.inputs[0]
+    return value
 
 
 def _comes_as_float(value: ir.Value) -> bool:

@@ -8,6 +8,7 @@ import onnx_ir as ir
 from onnxgrad.arguments import check_size
 from onnxgrad.functions.add_functions import nodes_within
 from onnxgrad.graph.builder import SHAPED_BY
+from onnxgrad.graph.tensor import Dim, dims_of
 from onnxgrad.graph.validity import one_line
 from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.weights_aside import weights_aside
@@ -21,14 +22,46 @@ def infer(draft: Draft) -> None:
     """Finds the types and shapes of a model's values, as far as they follow from its inputs and weights."""
     with weights_aside(draft.graph):
         proto = ir.to_proto(draft.model)
+    declared = _forget_output_shapes(draft.graph, proto)
     try:
         inferred = infer_shapes(proto, data_prop=True)
     except Exception as error:  # of any type, from C++
         raise ValueError(f"{draft.caller}: the model's shapes contradict each other: {one_line(error)}") from None
     _take_types(draft.graph, inferred.graph)
+    for value, dims in declared.items():
+        value.shape = ir.Shape(_merged(dims_of(value), dims, draft.graph))
     if any(isinstance(v.type, ir.SequenceType) for node in draft.graph.all_nodes() for v in node.outputs):
         forget_new_names(draft.graph)
     _expect_sizes(draft)
+
+
+def _forget_output_shapes(graph: ir.Graph, proto: onnx.ModelProto) -> dict[ir.Value, tuple[Dim, ...]]:
+    """Lets outputs that no node reads have the shapes that follow; onnxruntime only warns of other declared ones."""
+    declared = {}
+    for value, info in zip(graph.outputs, proto.graph.output, strict=True):
+        dims = dims_of(value)
+        if (
+            dims is not None
+            and value.producer() is not None
+            and not value.uses()
+            and isinstance(value.type, ir.TensorType)
+        ):
+            info.type.tensor_type.ClearField("shape")
+            declared[value] = dims
+            value.shape = None
+    return declared
+
+
+def _merged(found: tuple[Dim, ...] | None, declared: tuple[Dim, ...], graph: ir.Graph) -> tuple[Dim, ...]:
+    """What is declared, unless it contradicts what was found."""
+    if found is None or len(found) != len(declared):
+        return declared if found is None else found
+    of_inputs = {d for value in graph.inputs for d in dims_of(value) or ()}
+    known = [f is not None and f in of_inputs for f in found]
+    return tuple(
+        f if isinstance(f, int) or d is None or (isinstance(d, int) and k) else d
+        for f, d, k in zip(found, declared, known, strict=True)
+    )
 
 
 def forget_new_names(graph: ir.Graph) -> None:

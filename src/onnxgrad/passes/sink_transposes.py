@@ -40,7 +40,9 @@ def sink_transposes(draft: Draft) -> int:
 
 
 def _is_cut(builder: Builder, user: ir.Node, value: ir.Value) -> bool:
-    if not is_standard(user.domain) or user.inputs[0] is not value or any(v is value for v in user.inputs[1:]):
+    if user.graph is not builder.graph or not is_standard(user.domain):
+        return False
+    if user.inputs[0] is not value or any(v is value for v in user.inputs[1:]):
         return False
     if any(v.shape is None for v in user.outputs):
         return False

@@ -4,7 +4,7 @@ import itertools
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -25,12 +25,25 @@ NUMPY_TYPES = {
 }  # fmt: skip
 
 
+class Advice(NamedTuple):
+    """What to do about an array of a batch that is wrong: the ends of sentences."""
+
+    type: str = ""
+    shape: str = ""
+
+
+NO_ADVICE = Advice()
+
+
 class BatchChecker:
     """Converts a batch to the arrays that a session takes, or raises one sentence that says what is wrong with it."""
 
-    def __init__(self, inputs: Sequence[Any], on_gpu: bool = False) -> None:
-        """`inputs` are the session's descriptions of its inputs; with `on_gpu` tensors on a GPU are taken as well."""
-        self._on_gpu = on_gpu
+    def __init__(self, inputs: Sequence[Any], on_gpu: bool = False, advice: Mapping[str, Advice] | None = None) -> None:
+        """`inputs` are the session's descriptions of its inputs; with `on_gpu` tensors on a GPU are taken as well.
+
+        `advice` is by name what to do about a wrong array.
+        """
+        self._on_gpu, self._advice = on_gpu, advice or {}
         self._expected = {i.name: (_numpy_type(i), list(i.shape)) for i in inputs}
         # Arrays that fit take a short path: a step leaves the caches full of numbers, so every line of Python is slow.
         self._fixed = {
@@ -70,7 +83,8 @@ class BatchChecker:
         except ValueError:  # NumPy's error for lists of different lengths
             raise TypeError(f"the batch's {name} holds lists of different lengths, expected {dtype}") from None
         if array.dtype != dtype and not np.can_cast(array.dtype, dtype, "same_kind"):
-            raise TypeError(f"the batch's {name} holds {array.dtype}, expected {dtype}")
+            advice = self._advice.get(name, NO_ADVICE).type
+            raise TypeError(f"the batch's {name} holds {array.dtype}, expected {dtype}{advice}")
         self._check_shape(name, array.shape, named)
         return np.ascontiguousarray(array, dtype).reshape(array.shape)
 
@@ -86,18 +100,22 @@ class BatchChecker:
         return tensor.contiguous()
 
     def _check_shape(self, name: str, given: tuple[int, ...], named: dict[str, tuple[int, str]]) -> None:
-        _, shape = self._expected[name]
+        (_, shape), advice = self._expected[name], self._advice.get(name, NO_ADVICE).shape
         if len(given) != len(shape):
-            raise ValueError(f"the batch's {name} has shape {list(given)}, expected {len(shape)} dimensions")
+            if len(given) == len(shape) + 1 and given[-1] == 1:
+                advice = "; leave out its last one, of size 1"
+            raise ValueError(f"the batch's {name} has shape {list(given)}, expected {len(shape)} dimensions{advice}")
         for have, want in zip(given, shape, strict=True):
             known = want if isinstance(want, int) else None
             if isinstance(want, str):
                 known, source = named.setdefault(want, (have, name))
                 if known != have:
-                    raise ValueError(f"the batch's {name} has shape {list(given)}, but {want} is {known} in {source}")
+                    raise ValueError(
+                        f"the batch's {name} has shape {list(given)}, but {want} is {known} in {source}{advice}"
+                    )
             if known is not None and have != known:
                 expected = [d if d is not None else "any" for d in shape]
-                raise ValueError(f"the batch's {name} has shape {list(given)}, expected {expected}")
+                raise ValueError(f"the batch's {name} has shape {list(given)}, expected {expected}{advice}")
 
 
 def not_finite(batch: Batch) -> str | None:

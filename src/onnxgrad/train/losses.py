@@ -8,7 +8,7 @@ A loss of your own is a formula over ONNX operators:
     loss = losses.Custom("y", lambda prediction, target: op.ReduceMean(op.Abs(prediction - target), keepdims=0))
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
@@ -18,6 +18,7 @@ import onnx_ir as ir
 from onnxgrad.graph.builder import op
 from onnxgrad.graph.tensor import Dim, Tensor
 from onnxgrad.tensor_types import Array
+from onnxgrad.train.batches import NO_ADVICE, Advice
 
 Shape = tuple[Dim, ...] | None
 
@@ -76,6 +77,10 @@ class Loss(Total):
     def wrong_class(self, target: Array, shape: Sequence[Any] | None) -> tuple[tuple[int, ...], str] | None:
         """Where a target is not a class, and what was expected, for a loss of classes."""
         return None
+
+    def advice(self, shape: Sequence[Any] | None) -> Advice:
+        """What to do about targets that are wrong, for predictions of this shape."""
+        return NO_ADVICE
 
     # With several ranks a batch's loss is a weighted sum of the losses of the ranks' slices of it.
 
@@ -197,6 +202,19 @@ class _LossOfClasses(_ReducedLoss):
             return prediction.dtype, prediction.shape
         axis, shape = self.class_axis(prediction), prediction.shape
         return ir.DataType.INT64, None if shape is None else (*shape[:axis], *shape[axis + 1 :])
+
+    def advice(self, shape: Sequence[Any] | None) -> Advice:
+        if self.probabilities:
+            return NO_ADVICE
+        name = type(self).__name__
+        has_other = any(field.name == "probabilities" for field in fields(self))
+        takes = f"; {name}(…, probabilities=True) takes a distribution over them" if has_other else ""
+        kind = f", the numbers of classes{takes}"
+        if self.axis != 1 or shape is None or len(shape) < 3:
+            return Advice(kind)
+        dims = ["any" if d is None else d for d in shape]
+        where = f": {name} takes dimension 1 of {self.prediction!r}, which has the shape {dims}, for the classes; "
+        return Advice(kind, f"{where}axis=-1 takes the last")
 
     def _weights_like(self, prediction: Tensor) -> Array | None:
         return None if self.weights is None else np.asarray(self.weights, prediction.dtype.numpy())
@@ -427,3 +445,28 @@ class Custom(Loss):
 
     def formula(self, prediction: Tensor, target: Tensor) -> Tensor:
         return self.function(prediction, target)
+
+
+@dataclass(frozen=True)
+class TargetChecker:
+    """Checks the targets of a batch; with each loss and the shape of its prediction."""
+
+    predicted: Sequence[tuple[Loss, Sequence[Any] | None]]
+
+    def __call__(self, batch: Mapping[str, Any]) -> None:
+        """Raises if a target is not a class."""
+        for part, shape in self.predicted:
+            target = batch.get(part.target)
+            wrong = part.wrong_class(target, shape) if isinstance(target, np.ndarray) else None
+            if wrong is not None:
+                assert target is not None
+                at, expected = wrong
+                raise ValueError(
+                    f"the batch's {part.target} has the class {target[at]} at {list(at)}, expected {expected}; "
+                    f"{type(part).__name__}(…, ignore_index={target[at]}) leaves it out"
+                )
+
+    @property
+    def advice(self) -> dict[str, Advice]:
+        """What to do about targets that are wrong, by name."""
+        return {part.target: part.advice(shape) for part, shape in self.predicted}

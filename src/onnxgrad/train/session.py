@@ -2,7 +2,7 @@
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -21,6 +21,7 @@ from onnxgrad.train.captured import CapturedRuns, can_be_captured
 from onnxgrad.train.devices import Device
 from onnxgrad.train.first_run import kernels_of
 from onnxgrad.train.fixed_shapes import fix_shapes
+from onnxgrad.train.losses import TargetChecker
 
 ERRORS, SILENT = 3, 4  # of onnxruntime's levels: from which severity on it logs
 LARGE = 1 << 16  # bytes of a weight that is passed apart from the model, which protobuf limits to 2 GB
@@ -35,7 +36,7 @@ class Session:
         inputs: Mapping[str, Any],
         outputs: Mapping[str, Any],
         device: Device,
-        validate: Callable[[Mapping[str, Any]], None] | None = None,
+        validate: TargetChecker | None = None,
         quiet: bool = False,
         options: Any = None,
         caller: str = "Trainer",
@@ -121,7 +122,8 @@ class Session:
         return Counter(node.op_type for node in nodes if node.name not in belong_there)
 
     def _checker(self, free_inputs: Sequence[Any]) -> BatchChecker:
-        return BatchChecker(free_inputs, on_gpu=self._device.name == "cuda")
+        advice = self._validate.advice if self._validate is not None else None
+        return BatchChecker(free_inputs, on_gpu=self._device.name == "cuda", advice=advice)
 
     def bind_outputs(self, outputs: Mapping[str, Any]) -> None:
         """Has the next runs write into these arrays, for all outputs that were bound at first."""
@@ -228,6 +230,9 @@ def own_options(quiet: bool) -> Any:
     options.add_session_config_entry("session.disable_prepacking", "1")
     # Otherwise its threads spin for a while after a run, on the cores that the optimizer's update needs next.
     options.add_session_config_entry("session.force_spinning_stop", "1")
+    # Otherwise onnxruntime 1.31 moves QuantizeLinear behind the transposes of a gradient, in another type than its zero
+    # point, and refuses the graph. Kernels for integers would round other than QuantizeLinear does.
+    options.add_session_config_entry("session.disable_quant_qdq", "1")
     return options
 
 

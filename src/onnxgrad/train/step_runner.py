@@ -18,6 +18,7 @@ from onnxgrad.train.distributed.sharding import BatchSlicer
 from onnxgrad.train.fitting import TrainingStoppedError
 from onnxgrad.train.graphs import LOSS_SCALE, StepGraph
 from onnxgrad.train.half_copy import HalfCopy
+from onnxgrad.train.losses import TargetChecker
 from onnxgrad.train.pending_loss import PendingLoss, StepAhead
 from onnxgrad.train.session import Session
 from onnxgrad.train.training_state import TrainingState
@@ -40,7 +41,7 @@ class StepRunner:
         graph: StepGraph,
         state: TrainingState,
         options: UpdateOptions,
-        validate: Callable[[Mapping[str, Any]], None],
+        validate: TargetChecker,
         slicer: BatchSlicer | None,
     ) -> None:
         """`validate` raises if a batch's targets are none; with a slicer, others train on the rest of a batch."""

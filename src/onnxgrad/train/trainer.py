@@ -13,6 +13,7 @@ import onnx_ir as ir
 from onnxgrad.cpu.core.memory import give_back
 from onnxgrad.graph.files import save
 from onnxgrad.graph.head import without_word
+from onnxgrad.graph.tensor import dims_of
 from onnxgrad.passes.draft import Draft, without_garbage_collection
 from onnxgrad.passes.put_back import put_back
 from onnxgrad.tensor_types import Array
@@ -28,7 +29,7 @@ from onnxgrad.train.fitting import FitOptions, Log, Position, Record, TrainingSt
 from onnxgrad.train.graphs import EvaluationGraph, Selection, StepGraph
 from onnxgrad.train.layers import depths, factors
 from onnxgrad.train.loss_scale import LossScale
-from onnxgrad.train.losses import Loss, Total
+from onnxgrad.train.losses import TargetChecker, Total
 from onnxgrad.train.optim import Optimizer
 from onnxgrad.train.schedules import Constant, Schedule
 from onnxgrad.train.session import Session
@@ -151,9 +152,9 @@ class Trainer:
     def _open_sessions(self) -> None:
         """Of the step, at once; of the evaluation, when it is needed."""
         state, evaluated, loss = self._state, self._model.evaluation, self._model.options.loss
-        shapes = {str(v.name): None if v.shape is None else list(v.shape) for v in evaluated.model.graph.outputs}
+        shapes = {str(v.name): dims_of(v) for v in evaluated.model.graph.outputs}
         parts = () if isinstance(loss, str) else loss.parts
-        validate = functools.partial(_expect_classes, [(part, shapes[part.prediction]) for part in parts])
+        validate = TargetChecker([(part, shapes[part.prediction]) for part in parts])
         options = UpdateOptions(self._rate, *self.clipping, self.accumulate)
         self._runner = StepRunner(self._model.step, state, options, validate, self._slicer)
         averages = {} if state.average is None else state.buffers.views(state.average)
@@ -524,17 +525,3 @@ def _for_head(optimizer: Optimizer, prepared: Draft) -> Optimizer:
 
 def _are_names(given: Any) -> bool:
     return isinstance(given, Sequence) and all(isinstance(name, str) for name in given)
-
-
-def _expect_classes(predicted: Sequence[tuple[Loss, Sequence[Any] | None]], batch: Mapping[str, Any]) -> None:
-    """Raises if a target of a batch is not a class; with the shape of each loss's prediction."""
-    for part, shape in predicted:
-        target = batch.get(part.target)
-        wrong = part.wrong_class(target, shape) if isinstance(target, np.ndarray) else None
-        if wrong is not None:
-            assert target is not None
-            at, expected = wrong
-            raise ValueError(
-                f"the batch's {part.target} has the class {target[at]} at {list(at)}, expected {expected}; "
-                f"{type(part).__name__}(…, ignore_index={target[at]}) leaves it out"
-            )
