@@ -367,6 +367,7 @@ def test_what_is_refused(folder):
     Path("empty.jsonl").touch()
     for arguments, sentence in {
         ("none.jsonl",): "report: 'none.jsonl' does not exist, expected the log of a run",
+        (".",): "report: '.' is a folder, expected the log of a run",
         ("empty.jsonl",): "report: 'empty.jsonl' is empty, expected the log of a run",
         ("train.npz",): "'train.npz' is not the log of a run: line 1 is not an event",
         ("empty.jsonl", "-o", "a.txt"): "'a.txt' ends in '.txt', expected .html for a report",

@@ -13,6 +13,18 @@ SENTENCES = (ValueError, TypeError, NotImplementedError, OSError, ImportError, R
 INTERRUPTED = 130  # what shells say of a program that Ctrl-C has ended
 
 
+class Whole(click.IntRange):
+    """A whole number; click would call it an "integer range"."""
+
+    name = "whole number"
+
+
+class Number(click.FloatRange):
+    """A number; click would call it a "float range"."""
+
+    name = "number"
+
+
 class Refused(click.ClickException):
     """One sentence on stderr."""
 

@@ -55,6 +55,8 @@ def load(model: Any, caller: str) -> ir.Model:
 
 
 def _read(path: Path, caller: str) -> ir.Model:
+    if path.is_dir():
+        raise IsADirectoryError(f"{caller}: {str(path)!r} is a folder, expected an ONNX model")
     if not path.is_file():
         raise FileNotFoundError(f"{caller}: the file {str(path)!r} does not exist, expected an ONNX model")
     if not path.stat().st_size:
@@ -205,9 +207,10 @@ def replaced_together(path: Path) -> Iterator[Path]:
     """
     folder = _draft(path)
     try:
-        folder.mkdir()
-        usual = folder.stat().st_mode & 0o666
-        yield folder
+        with _errors_about(path, folder):
+            folder.mkdir()
+            usual = folder.stat().st_mode & 0o666
+            yield folder
         for written in sorted(folder.iterdir(), key=lambda file: file.name == path.name):
             _set_mode(written, path.with_name(written.name), usual)
             written.replace(path.with_name(written.name))
@@ -224,15 +227,27 @@ def replaced(path: Path) -> Iterator[Path]:
     path = followed(path)
     draft = _draft(path)
     try:
-        draft.touch()
-        usual = draft.stat().st_mode
-        yield draft
+        with _errors_about(path, draft):
+            draft.touch()
+            usual = draft.stat().st_mode
+            yield draft
         with draft.open("rb") as file:
             os.fsync(file.fileno())
         _set_mode(draft, path, usual)
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _errors_about(path: Path, draft: Path) -> Iterator[None]:
+    """Errors of the system name the file that is wanted, not the draft or nothing."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and (error.filename is None or str(draft) in str(error.filename)):
+            error.filename = str(path)
+        raise
 
 
 def _set_mode(draft: Path, path: Path, usual: int) -> None:

@@ -29,7 +29,10 @@ def read(request: Request) -> Source:
 def read_npz(path: Path) -> dict[str, Array]:
     """The arrays of a file of numpy.savez."""
     with path.open("rb") as file:
-        archive = np.load(file, allow_pickle=False)
+        try:
+            archive = np.load(file, allow_pickle=False)
+        except ValueError:  # NumPy speaks of pickle
+            raise ValueError("it has another format") from None
         if not isinstance(archive, np.lib.npyio.NpzFile):
             raise ValueError("it holds a single array, without a name")
         columns = {}
