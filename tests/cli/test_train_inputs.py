@@ -249,6 +249,9 @@ def test_models_and_places_that_are_refused(folder):
         assert run(*BASE, "-o", nowhere, code=2).output == (
             "onnxgrad: '.' is a folder, expected the name of a file to write\n"
         )
+    assert run(*BASE, *OUT, "--plot", "/dev/null", code=2).output == (
+        "onnxgrad: '/dev/null' is a device or a pipe, expected the name of a file to write\n"
+    )
     assert "'--epochs': 'many' is not a valid whole number." in run(*BASE, *OUT, "--epochs", "many", code=2).output
     assert "'--lr': 'fast' is not a valid number." in run(*BASE, *OUT, "--lr", "fast", code=2).output
     assert "Error: Missing --loss. Example:\n\n  onnxgrad train model.onnx" in run(*BASE[:4], *OUT, code=2).output

@@ -108,7 +108,7 @@ def _is_missing(parameter: click.Parameter, value: Any) -> bool:
 def sentence(error: Exception) -> str:
     """An error as one line; types of errors that are not ours come with their name."""
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}"
+        return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
     text = " ".join(str(error).split())
     if isinstance(error, SENTENCES):
         return text

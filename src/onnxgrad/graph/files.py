@@ -207,7 +207,7 @@ def replaced_together(path: Path) -> Iterator[Path]:
     """
     folder = _draft(path)
     try:
-        with _errors_about(path, folder):
+        with errors_about(path, folder):
             folder.mkdir()
             usual = folder.stat().st_mode & 0o666
             yield folder
@@ -227,7 +227,7 @@ def replaced(path: Path) -> Iterator[Path]:
     path = followed(path)
     draft = _draft(path)
     try:
-        with _errors_about(path, draft):
+        with errors_about(path, draft):
             draft.touch()
             usual = draft.stat().st_mode
             yield draft
@@ -240,12 +240,14 @@ def replaced(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _errors_about(path: Path, draft: Path) -> Iterator[None]:
+def errors_about(path: Path, draft: Path | None = None) -> Iterator[None]:
     """Errors of the system name the file that is wanted, not the draft or nothing."""
     try:
         yield
     except OSError as error:
-        if error.errno is not None and (error.filename is None or str(draft) in str(error.filename)):
+        if error.errno is not None and (
+            error.filename is None or (draft is not None and str(draft) in str(error.filename))
+        ):
             error.filename = str(path)
         raise
 
@@ -263,8 +265,15 @@ def followed(path: Path) -> Path:
     return path.resolve() if path.is_symlink() else path
 
 
+def _expect_no_device(path: Path) -> None:
+    """Raises one sentence if a file would take the place of something like /dev/null."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise ValueError(f"{str(path)!r} is a device or a pipe, expected the name of a file to write")
+
+
 def _draft(path: Path) -> Path:
     """What this process writes before it takes the name `path`; removes what others left that were killed."""
+    _expect_no_device(path)
     for left in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
         if not _is_stale(left):
             continue
@@ -322,6 +331,7 @@ def _refused(path: Path, who: str, reason: str) -> RuntimeError:
 
 def expect_place(path: Path) -> None:
     """Raises one sentence if no file can be at the path."""
+    _expect_no_device(path)
     if not path.parent.is_dir():
         raise FileNotFoundError(f"the folder {str(path.parent)!r} to write {path.name!r} into does not exist")
     if path.is_dir():
