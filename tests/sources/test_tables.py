@@ -220,3 +220,11 @@ def test_lists_are_arrays_and_null_is_refused(tmp_path):
         f"read: {str(tmp_path / 'b.parquet')!r} has nothing in the column 'target' in example 1, expected a number",
     ):
         read(tmp_path / "b.parquet", linear(1), ENTROPY)
+
+
+@pytest.mark.parametrize("columns", ["a", {"x": 3}, {"x": [3]}])
+def test_columns_that_are_not_names_by_input(tmp_path, columns):
+    (tmp_path / "a.csv").write_text(GOOD)
+    sentence = f"read: columns is {columns!r}, expected names of columns by input, as in {{'x': ['width', 'height']}}"
+    with raises(TypeError, sentence):
+        read(tmp_path / "a.csv", linear(2), ENTROPY, columns=columns)
