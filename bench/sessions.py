@@ -169,9 +169,7 @@ def tables(rows: Sequence[Row]) -> str:
             work = next(iter(sides.values())).work
             lines.append([work, *(_figure(sides.get(version), 1e3) for version in versions)])
         parts.append(report.markdown_table(["µs", *versions], lines))
-        told = (
-            "The median, and from which to which time eight calls of ten take; where it says so, the best of 21 runs."
-        )
+        told = "The median, and the 10th to 90th percentile; where marked, the best of 21 runs."
         parts.append("  \n".join([told, *report.busy(found), report.origin(found, "python -m bench.sessions")]))
     return "\n\n".join(parts)
 

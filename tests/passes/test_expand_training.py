@@ -651,7 +651,7 @@ def test_what_is_refused():
     )
     with raises(
         ValueError,
-        "session: the model has the operator YieldOp, which onnxgrad has not: it calls PyTorch in the middle of a "
+        "session: the model has the operator YieldOp, which onnxgrad does not have: it calls PyTorch in the middle of a "
         "graph, for ORTModule",
     ):
         run("YieldOp", {"x": x}, {"y": FLOAT})
