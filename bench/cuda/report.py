@@ -32,13 +32,13 @@ Where onnxgrad is far from the floor, and why:
 - GatherGrad of 8,192 rows waits for Python: the GPU itself needs the time of the captured call.
 - GatherGrad along the last axis looks up, for every element of dX, which elements of dY belong to it; these lookups,
   not the bytes of dX, take the time.
-- GatherElementsGrad adds through the atomic units of the second-level cache, about 70 billion additions a second, and so
-  does torch's `scatter_add_`. The deterministic form adds integers of twice the width.
+- GatherElementsGrad adds through the atomic units of the second-level cache, about 70 billion additions a second, as
+  torch's `scatter_add_` does. The deterministic form adds integers of twice the width.
 
 ## Precision
 
-Every kernel computes float32 and half types in float32, and rounds once. Only these kernels may use TF32, whose products
-have 10 bits after the binary point, if torch allows it:
+Every kernel computes float32 and half types in float32, and rounds once. Only these kernels may use TF32, whose
+products have 10 bits after the binary point, if torch allows it:
 
 - ConvGrad, and products of matrices, where `torch.backends.cuda.matmul.allow_tf32` is True or
   `torch.backends.cuda.matmul.fp32_precision` is `"tf32"`. By default they are not. ConvGrad ignores
