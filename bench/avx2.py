@@ -1,6 +1,6 @@
 """`python -m bench.avx2 MODULE …`: runs a module, bench.training say, as on a processor with AVX2 alone.
 
-NumPy, PyTorch, oneDNN, MKL and Numba leave newer instructions alone, in this process and in those that it starts.
+NumPy, PyTorch, oneDNN, MKL and Numba use no newer instructions, in this process and in those that it starts.
 onnxruntime has no such switch.
 """
 

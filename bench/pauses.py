@@ -64,7 +64,7 @@ def measured(times: int) -> list[Row]:
 
 
 def _lines(rows: Sequence[Row]) -> report.Lines:
-    """A line for each pause: the medians of the steps after it, and how many times a step on end they take."""
+    """A line for each pause: the medians of the steps after it, and their ratios to a step without a pause."""
     found = {(row.case, row.side): row for row in rows}
     lines = []
     for pause, ms in PAUSES:
@@ -93,10 +93,10 @@ def _legend(rows: Sequence[Row]) -> str:
 
     asleep, busy, other_data = PAUSES[3:]
     return (
-        f"Medians in milliseconds, and how many times a step on end they take, which takes "
+        f"Medians in milliseconds, and their ratio to a step without a pause, which takes "
         f"{report.median(found[STEADY, OURS])} ms with {OURS} and {report.median(found[STEADY, TORCH])} ms with "
         f"{TORCH}. With {OURS} and {TORCH}, the first step after a second asleep takes {both(asleep, 1)} the time of a "
-        f"step on end, the third {both(asleep, 3)}. If only the threads beside the calling one sleep, the first takes "
+        f"step without a pause, the third {both(asleep, 3)}. If only the other threads sleep, the first takes "
         f"{both(busy, 1)}; if nothing sleeps but caches are cold, {both(other_data, 1)}."
     )
 

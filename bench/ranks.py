@@ -218,7 +218,7 @@ def page(
         found = next(r["step_ms"] for r in rows if r["ranks"] == ranks and not r["sharded"])
         lines.append(f"| {ranks} | {1e3 * seconds:.0f} | {found:.0f} | {1e3 * seconds / found - 1:+.0%} |")
     told = ", ".join(f"{1e3 * one:.0f} ms and {1e3 * many:.0f} ms by {n} ranks" for n, (one, many) in bare.items())
-    lines += ["", f"Added up by itself, in one piece and in {PIECES}, the gradient takes {told}."]
+    lines += ["", f"An all-reduce of the gradient alone, in one call and in {PIECES}, takes {told}."]
     each = BATCH // 4
     lines += [
         "", f"One core takes {1e3 * costs.fixed:.0f} ms for a step, {1e3 * costs.per_example:.2f} ms more for each "

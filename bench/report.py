@@ -172,13 +172,13 @@ def _memory(row: Row | None) -> str:
 
 def _legend(rows: Sequence[Row]) -> str:
     sentences = [
-        "Milliseconds a call: the median, and from which to which time eight calls of ten take; in brackets after a "
-        f"peer's, how many times onnxgrad's. **Bold**: faster than onnxgrad. {NOTHING}: cannot do it.",
+        "Milliseconds per call: the median, and the 10th to 90th percentile; in brackets after a peer's, its ratio to "
+        f"the median of onnxgrad. **Bold**: faster than onnxgrad. {NOTHING}: not supported.",
     ]
     if any(row.median_ms is not None and row.p10_ms is None for row in rows):
         sentences.append("Where there is no range, the median is that of runs of 70 ms or less, each by its mean.")
     if any(_differs(row) for row in rows):
-        sentences.append("†: its result differs from the definition by more than rounding once.")
+        sentences.append("†: the result differs from the definition by more than one rounding.")
     sentences += busy(rows)
     sentences += [
         f"{row.work}: zeroing the output and reading dY once, and nothing else, takes {milliseconds(row.median_ms)} ms."

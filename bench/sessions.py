@@ -157,7 +157,7 @@ def _added(chains: dict[str, Timing], name: str) -> float:
 
 def tables(rows: Sequence[Row]) -> str:
     """A section for each kind of processor."""
-    told = "The median, and from which to which time eight calls of ten take; where it says so, the best of 21 runs."
+    told = "The median, and the 10th to 90th percentile; where marked, the best of 21 runs."
     return report.sections(rows, "Sessions on", "sessions", _tables, lambda found: told)
 
 

@@ -164,5 +164,5 @@ def _notes(rows: Sequence[Row]) -> list[str]:
     if told := [f"{r.calls // RUNS} of {r.work.split(':')[0]} with {r.side}" for r in short if r.calls]:
         found.append(f"Runs are shorter where a step takes more than 100 ms: {', '.join(told)}.")
     if rows[0].processor.endswith(AVX2_ALONE):
-        found.append("NumPy, PyTorch and onnxgrad leave newer instructions alone; onnxruntime has no such switch.")
+        found.append("NumPy, PyTorch and onnxgrad use no newer instructions; onnxruntime has no such switch.")
     return found + busy(rows)

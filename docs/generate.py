@@ -140,11 +140,11 @@ def training_table() -> str:
     kernels = [f"[{name}](operators.md#{name.lower()})" for name in names if name in ours]
     written = [name for name in names if name in WRITERS and name not in ours]
     lines = ["| | operators |", "|---|---|"]
-    lines += [f"| with a kernel | {', '.join(kernels)} |", f"| written with others | {', '.join(written)} |"]
+    lines += [f"| with a kernel | {', '.join(kernels)} |", f"| expanded into other operators | {', '.join(written)} |"]
     missing = [name for name in names if name not in ours and name not in WRITERS]
     for reason in dict.fromkeys(NOT_OF_TRAINING[name] for name in missing):
         lines.append(
-            f"| not there: {reason} | {', '.join(name for name in missing if NOT_OF_TRAINING[name] == reason)} |"
+            f"| not available: {reason} | {', '.join(name for name in missing if NOT_OF_TRAINING[name] == reason)} |"
         )
     return "\n".join(lines)
 

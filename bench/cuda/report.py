@@ -14,14 +14,14 @@ OURS, CAPTURED, THEIRS = "#2563eb", "#93c5fd", "#9ca3af"
 TEXT = """# Speed on CUDA
 
 `python -m bench.cuda --csv bench/cuda/results.csv`, then `python -m bench.cuda.report`. Medians of triton's `do_bench`
-in milliseconds, all sides in one run: {device}, torch {torch}, triton {triton}.
+in milliseconds, all in one run: {device}, torch {torch}, triton {triton}.
 
-- **onnxgrad**: a call with `check=False`; **checked** the plain call, which waits for the GPU to report a bad index;
-  **captured** the replay of the call in a CUDA graph, that is what the GPU takes, without Python.
+- **onnxgrad**: a call with `check=False`; **checked**: the plain call, which waits for the GPU to report an invalid
+  index; **captured**: the replay of the call in a CUDA graph, without the time of Python.
 - **torch**: `index_add_`, `scatter_add_`, a strided copy into zeros, cuDNN's GRU.
 - **floor**: the bytes that must be moved, at the speed of a copy. Bold: slower than torch.
 
-![milliseconds, beside torch](cuda.svg)
+![Times relative to torch](cuda.svg)
 
 | work | type | onnxgrad | checked | captured | torch | floor |
 |---|---|--:|--:|--:|--:|--:|
@@ -29,11 +29,22 @@ in milliseconds, all sides in one run: {device}, torch {torch}, triton {triton}.
 
 Where onnxgrad is far from the floor, and why:
 
-- GatherGrad of 8,192 rows waits for Python: the GPU is done in the time of the captured call.
+- GatherGrad of 8,192 rows waits for Python: the GPU itself needs the time of the captured call.
 - GatherGrad along the last axis looks up, for every element of dX, which elements of dY belong to it; these lookups,
   not the bytes of dX, take the time.
-- GatherElementsGrad adds through the atomic units of the second-level cache, some 70 thousand million additions a
-  second; torch's `scatter_add_` is held up by the same ones. The deterministic form adds integers of twice the width.
+- GatherElementsGrad adds through the atomic units of the second-level cache, about 70 billion additions a second, as
+  torch's `scatter_add_` does. The deterministic form adds integers of twice the width.
+
+## Precision
+
+Every kernel computes float32 and half types in float32, and rounds once. Only these kernels may use TF32, whose
+products have 10 bits after the binary point, if torch allows it:
+
+- ConvGrad, and products of matrices, where `torch.backends.cuda.matmul.allow_tf32` is True or
+  `torch.backends.cuda.matmul.fp32_precision` is `"tf32"`. By default they are not. ConvGrad ignores
+  `torch.backends.cudnn.allow_tf32`, torch's switch for its own convolutions, since that is on by default.
+- GRUTraining and GRUGrad, as cuDNN's GRU, and all products and convolutions of a Trainer, unless
+  `torch.backends.cudnn.allow_tf32` is set to False.
 """
 
 

@@ -182,7 +182,7 @@ class Op(Generic[P, R]):
             run = _caller("cuda")
         except ImportError as error:
             raise MissingLibraryError(
-                f"arrays on a GPU need torch and triton: pip install onnxgrad[cuda] ({error})"
+                f"arrays on a GPU need torch and triton: pip install 'onnxgrad[cuda]' ({error})"
             ) from None
         return run(self, out, values, *self.settings(values), check, deterministic)
 

@@ -171,11 +171,13 @@ def test_check_with_feeds(tmp_path):
     assert "inputs: x float32[5, 4, 4]" in run("check", *given, "--of", "loss")
     assert "give one of them" in run("check", *given, "--of", "loss", "--dim", "batch=3", code=2)
     np.savez(tmp_path / "feeds.npz", z=np.ones(1))
-    assert "has an array 'z', the model's inputs are x" in run("check", *given, "--of", "loss", code=2)
+    assert "has an array 'z', which is not an input of the model; available: 'x'" in run(
+        "check", *given, "--of", "loss", code=2
+    )
     np.savez(tmp_path / "feeds.npz")
     assert "feeds lacks the input 'x'" in run("check", *given, "--of", "loss", code=2)
     (tmp_path / "feeds.npz").write_text("no")
-    assert "is not a file of numpy.savez" in run("check", *given, code=2)
+    assert "feeds.npz' cannot be read as .npz (it has another format)" in run("check", *given, code=2)
     assert "none.npz' does not exist" in run("check", tmp_path / "model.onnx", "--feeds", tmp_path / "none.npz", code=2)
 
 
@@ -228,6 +230,8 @@ def test_refusals_are_one_sentence(path, tmp_path):
     for arguments, expected in {
         ("grad", tmp_path / "none.onnx", "-o", out): "none.onnx' does not exist, expected an ONNX model",
         ("grad", tmp_path / "text.onnx", "-o", out): "is not an ONNX model",
+        ("grad", tmp_path, "-o", out): f"grad: {str(tmp_path)!r} is a folder, expected an ONNX model",
+        ("grad", path, "-o", "/proc/x.onnx", "--of", "y"): "onnxgrad: /proc/x.onnx: No such file or directory",
         ("grad", path, "-o", out): "name the output to differentiate with `of`; available: 'loss', 'y'",
         (
             "grad",

@@ -37,7 +37,7 @@ def test_a_model_with_adapters_trains_on_and_is_merged(folder):
     assert "adapters: 1 of rank 2" in run("inspect", "again.onnx").output
     assert "frozen: the model has adapters" in " ".join(run("inspect", "again.onnx").output.split())
     found = run("merge", "again.onnx", "-o", "merged.onnx")
-    assert found.output.startswith("merged: 1 adapters; merged.onnx ") and not again.output
+    assert found.output.startswith("merged: 1 adapter; merged.onnx ") and not again.output
     assert initializers("merged.onnx").keys() == before.keys()
     assert np.allclose(logits("merged.onnx"), logits("again.onnx"), atol=1e-5)
 
@@ -58,8 +58,8 @@ def test_adapters_alone(output, folder):
 @pytest.mark.parametrize(
     "arguments, text",
     [
-        (["--lora-rank", 4, "-o", "x.onnx"], "--lora-rank is a setting of adapters: name the weights to put them"),
-        (["-o", "x.safetensors"], "-o: 'x.safetensors' is a file for adapters, of which the model has none: name weig"),
+        (["--lora-rank", 4, "-o", "x.onnx"], "--lora-rank needs --lora, which names the weights that get adapters"),
+        (["-o", "x.safetensors"], "-o: 'x.safetensors' is a file for adapters, and the model has none: add some with"),
         (["--lora", "nothing", "-o", "x.onnx"], "lora: no layer is named 'nothing'"),
         (["-o", "there"], "'there' is a folder, expected the name of a file to write"),
     ],

@@ -45,8 +45,8 @@ def test_the_files_have_the_settings_of_the_command_line(model, tmp_path):
 @pytest.mark.parametrize(
     "arguments, sentence",
     [
-        (["--schedule", "cosine"], "--schedule and --warmup need --updates, how many updates they are for"),
-        (["--warmup", "5"], "--schedule and --warmup need --updates, how many updates they are for"),
+        (["--schedule", "cosine"], "--schedule and --warmup need --updates, the total number of updates"),
+        (["--warmup", "5"], "--schedule and --warmup need --updates, the total number of updates"),
         (["--trainable", "fc9.*"], "export_step: trainable names 'fc9.*', which is not"),
         (["-o", "nowhere/step.onnx"], "the folder 'nowhere' to write 'step.onnx' into does not exist"),
     ],

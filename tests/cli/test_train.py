@@ -22,6 +22,7 @@ from tests.checks import same_bits
 from tests.train.two_layers import SIZES, mlp, weights
 
 from onnxgrad import cli
+from onnxgrad.cli.run_log import RunLog
 from onnxgrad.sources.source import Arrays
 from onnxgrad.train import losses, optim, schedules
 from onnxgrad.train import trainer as trainer_module
@@ -358,12 +359,24 @@ def test_a_model_that_cannot_be_written_costs_nothing(folder, monkeypatch):
         patch.setattr("onnx_ir.save", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left on device")))
         result = run(*BASE, "-o", "trained.onnx", code=1)
     assert (
-        "the model could not be written: [Errno 28] No space left on device; the checkpoint has the trained"
-        in result.stderr
+        "the model could not be written: trained.onnx: No space left on device; the checkpoint has the" in result.stderr
     )
     assert Path("trained.onnx").read_text() == "mine"
     run(*shlex.split(result.stderr.splitlines()[-1].partition("trained weights: ")[2])[1:])
     assert len(initializers("trained.onnx")) >= 4
+
+
+def test_a_log_that_cannot_be_written_stops_the_run_with_a_sentence(folder, monkeypatch):
+    def on_a_full_disk(self, event):
+        if event["event"] == "epoch":
+            self._file.close()
+            self._file = open("/dev/full", "a", buffering=1)  # noqa: PTH123, SIM115
+        return write(self, event)
+
+    write = RunLog.write
+    monkeypatch.setattr(RunLog, "write", on_a_full_disk)
+    result = run(*BASE, "-o", "trained.onnx", "--quiet", code=1)
+    assert result.stderr.startswith("onnxgrad: trained.jsonl: No space left on device") and "None" not in result.stderr
 
 
 def test_a_model_that_onnx_refuses_is_not_written(folder, monkeypatch):

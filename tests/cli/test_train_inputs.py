@@ -165,7 +165,18 @@ OUT = ("-o", "out.onnx")
         (("--val", "none.npz"), "--val: 'none.npz' does not exist, expected a file (" + FILES + ") or a folder"),
         (("--data", "none.npz"), "--data: 'none.npz' does not exist, expected a file (" + FILES + ") or a folder"),
         (("--data", "model.onnx"), "--data: 'model.onnx' ends in '.onnx', expected " + FILES),
-        (("--data", "text.npz"), "--data: 'text.npz' cannot be read as .npz ("),
+        (("--data", "text.npz"), "--data: 'text.npz' cannot be read as .npz (it has another format)"),
+        (("--data", "none.of.npz"), "--data: there are no arrays, expected one for each input and target"),
+        (("--data", "latin.csv"), "--data: 'latin.csv' is not text in UTF-8 (invalid start byte at byte 2)"),
+        (
+            ("--data", "seven.csv"),
+            "--data: 'seven.csv' has 7 columns for 'x', which takes 6: 'a', 'b', 'c', 'd', 'e', 'f', 'g'; "
+            "--columns x=a,… selects some",
+        ),
+        (
+            ("--data", "text.txt"),
+            "--data: 'text.txt' is text, which needs a model and its tokenizer.json, which --tokenizer names",
+        ),
         (
             ("--data", "typo.npz"),
             "--data: 'typo.npz' lacks 'target', an input of the model or the loss; did you mean 'targets'?",
@@ -207,6 +218,10 @@ OUT = ("-o", "out.onnx")
 def test_refusals_are_one_sentence_before_anything_runs(folder, arguments, sentence):
     x = arrays()["x"]
     Path("text.npz").write_text("no")
+    Path("text.txt").write_text("no")
+    np.savez("none.of.npz")
+    Path("latin.csv").write_bytes("größe,target\n1,0\n".encode("latin-1"))
+    Path("seven.csv").write_text("a,b,c,d,e,f,g,target\n1,2,3,4,5,6,7,0\n")
     np.savez("typo.npz", x=x, targets=arrays()["target"])
     np.savez("wide.npz", x=np.zeros((9, 7), np.float32), target=np.zeros(9, np.int64))
     np.savez("real.npz", x=x, target=arrays()["target"] / 2)
@@ -230,6 +245,15 @@ def test_models_and_places_that_are_refused(folder):
     assert run(*BASE, "-o", "taken", code=2).output == (
         "onnxgrad: 'taken' is a folder, expected the name of a file to write\n"
     )
+    for nowhere in (".", ""):
+        assert run(*BASE, "-o", nowhere, code=2).output == (
+            "onnxgrad: '.' is a folder, expected the name of a file to write\n"
+        )
+    assert run(*BASE, *OUT, "--plot", "/dev/null", code=2).output == (
+        "onnxgrad: '/dev/null' is a device or a pipe, expected the name of a file to write\n"
+    )
+    assert "'--epochs': 'many' is not a valid whole number." in run(*BASE, *OUT, "--epochs", "many", code=2).output
+    assert "'--lr': 'fast' is not a valid number." in run(*BASE, *OUT, "--lr", "fast", code=2).output
     assert "Error: Missing --loss. Example:\n\n  onnxgrad train model.onnx" in run(*BASE[:4], *OUT, code=2).output
     assert "Error: Missing MODEL, --output, --data, --loss. Example:" in run("train", code=2).output
     Path("run.toml").write_text('model = "model.onnx"\nloss = "mse:logits"\n')

@@ -1,6 +1,7 @@
 """Kernels that have to be compiled are shared among processes: each is compiled once, nobody waits in vain."""
 
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -240,3 +241,15 @@ def test_a_script_without_a_guard(tmp_path):
     assert len({*losses}) == 1 and np.isfinite(float(losses[0]))
     assert 1 <= int(compiled_here[0]) < 6 and 1 <= int(compiled_here[1]) < 6  # of the six that its nodes want
     assert compiled_here[2] == "0"  # all of them are kept
+
+
+def test_a_compiler_whose_caller_was_killed_ends_quietly():
+    read, write = os.pipe()
+    os.close(read)
+    code = f"from onnxgrad.cpu.core.compilers import serve; serve({write})"
+    begin_with = pickle.dumps((None, False))
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=begin_with, capture_output=True, pass_fds=[write], check=False
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, b"")

@@ -193,7 +193,7 @@ def test_files_that_do_not_fit(config, tensors, text, tmp_path):
 
 def test_files_that_are_none(tmp_path):
     with pytest.raises(
-        FileNotFoundError, match=r"load_adapter: '.*none' does not exist, expected an adapter of PEFT's"
+        FileNotFoundError, match=r"load_adapter: '.*none' does not exist, expected a PEFT folder or a .safetensors file"
     ):
         onnxgrad.load_adapter(linear(), tmp_path / "none")
     (tmp_path / "adapter_model.bin").write_bytes(b"pickle")

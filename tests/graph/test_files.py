@@ -12,7 +12,7 @@ import pytest
 from onnx import numpy_helper
 from safetensors.numpy import save_file
 
-from onnxgrad.graph.files import load, replaced, replaced_together, save
+from onnxgrad.graph.files import expect_place, load, replaced, replaced_together, save
 
 
 def model():
@@ -102,3 +102,21 @@ def test_sparse_tensors_are_refused(inside):
         proto.graph.sparse_initializer.append(sparse)
     with pytest.raises(ValueError, match="test: the model has the sparse tensor 'w', expected dense ones"):
         load(proto, "test")
+
+
+def test_a_pipe_is_not_replaced(tmp_path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    sentence = f"{str(path)!r} is a device or a pipe, expected the name of a file to write"
+    for write in (expect_place, lambda path: replaced(path).__enter__()):
+        with pytest.raises(ValueError, match=sentence):
+            write(path)
+    assert path.is_fifo()
+
+
+def test_errors_of_the_system_name_the_file_that_is_wanted(tmp_path):
+    with pytest.raises(OSError, match=r"gone/model\.onnx'$"), replaced(tmp_path / "gone" / "model.onnx"):
+        pass
+    path = tmp_path / "model.onnx"
+    with pytest.raises(OSError, match=r"device: '.*/model\.onnx'$"), replaced(path), open("/dev/full", "w") as file:  # noqa: PTH123
+        file.write("text")

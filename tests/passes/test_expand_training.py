@@ -651,8 +651,8 @@ def test_what_is_refused():
     )
     with raises(
         ValueError,
-        "session: the model has the operator YieldOp, which onnxgrad has not: it calls PyTorch in the middle of a "
-        "graph, for ORTModule",
+        "session: the model has the operator YieldOp, which onnxgrad does not have: it calls PyTorch in the middle of "
+        "a graph, for ORTModule",
     ):
         run("YieldOp", {"x": x}, {"y": FLOAT})
     with raises(

@@ -90,7 +90,7 @@ def test_columns_are_named_where_there_are_others(tmp_path):
     assert named.column("x")[:, 1].tolist() == [0, 3, 6, 9, 12] and named.column("kind").tolist() == [0, 1, 2, 0, 1]
     with raises(
         ValueError,
-        f"read: {str(path)!r} has 4 columns for 'x', which takes 2: {four}; say which, as in columns x=id,…",
+        f"read: {str(path)!r} has 4 columns for 'x', which takes 2: {four}; columns={{'x': ['id', …]}} selects some",
     ):
         read(path, linear(2), losses.CrossEntropy("logits", target="kind"))
     with raises(
@@ -163,14 +163,15 @@ GOOD = "a,b,target\n1,2,0\n"
         ("a,b,target\nn/a,2,0\n1,3,1\n2,4,1\n", "has 'n/a' in the column 'a' in line 2, expected a number"),
         ("a,b,target\n1,2,cat\n3,4,\n", "has nothing in the column 'target' in line 3, expected text"),
         ("a,a,target\n1,2,0\n", "has two columns 'a' in line 1"),
-        ("a,target\n1,0\n", "has 1 column for 'x', which takes 2: 'a'; say which, as in columns x=a,…"),
+        ("a,target\n1,0\n", "has 1 column for 'x', which takes 2: 'a'"),
         (
             "a,b,c,target\n1,2,3,0\n",
-            "has 3 columns for 'x', which takes 2: 'a', 'b', 'c'; say which, as in columns x=a,…",
+            "has 3 columns for 'x', which takes 2: 'a', 'b', 'c'; columns={'x': ['a', …]} selects some",
         ),
         (
             "a,b\n1,2\n",
-            "lacks 'target', an input of the model or the loss; available: 'a', 'b'; say which, as in columns target=b",
+            "lacks 'target', an input of the model or the loss; available: 'a', 'b'; columns={'target': ['b']} names "
+            "the column",
         ),
         ("a,b,targets,z\n1,2,0,0\n", "lacks 'target', an input of the model or the loss; did you mean 'targets'?"),
         (GOOD + '1,"2" ,0\n', "cannot be read as a table in line 3 (',' expected after '\"')"),
@@ -219,3 +220,11 @@ def test_lists_are_arrays_and_null_is_refused(tmp_path):
         f"read: {str(tmp_path / 'b.parquet')!r} has nothing in the column 'target' in example 1, expected a number",
     ):
         read(tmp_path / "b.parquet", linear(1), ENTROPY)
+
+
+@pytest.mark.parametrize("columns", ["a", {"x": 3}, {"x": [3]}])
+def test_columns_that_are_not_names_by_input(tmp_path, columns):
+    (tmp_path / "a.csv").write_text(GOOD)
+    sentence = f"read: columns is {columns!r}, expected names of columns by input, as in {{'x': ['width', 'height']}}"
+    with raises(TypeError, sentence):
+        read(tmp_path / "a.csv", linear(2), ENTROPY, columns=columns)

@@ -165,19 +165,20 @@ def test_what_is_refused(folder):
         read(folder / "names.jsonl", model, ENTROPY, tokenizer=folder / "names.jsonl")
     with raises(
         ValueError,
-        f"read: {str(folder / 'names.txt')!r} is text, which needs a model and its tokenizer, a tokenizer.json",
+        f"read: {str(folder / 'names.txt')!r} is text, which needs a model and its tokenizer.json, which tokenizer= "
+        "names",
     ):
         read(folder / "names.txt", model, ENTROPY)
     with raises(
         ValueError,
         f"read: {str(folder / 'names.jsonl')!r} is text, and the model takes token ids, 'input_ids': name its "
-        "tokenizer, a tokenizer.json",
+        "tokenizer.json with tokenizer=",
     ):
         read(folder / "names.jsonl", model, ENTROPY)
     (folder / "many.csv").write_text("a,b,c,label\nx,y,z,0\n")
     with raises(
         ValueError,
-        f"read: {str(folder / 'many.csv')!r} has 3 columns of text ('a', 'b', 'c'), expected one, or two for pairs: "
-        "say which, as in columns text=a",
+        f"read: {str(folder / 'many.csv')!r} has 3 columns of text ('a', 'b', 'c'), expected one, or two for pairs; "
+        "columns={'text': ['a']} names the column",
     ):
         read_names(folder, model, name="many.csv")

@@ -1,5 +1,8 @@
 """onnxgrad.torch: results against torch's own functions, gradients against finite differences, and what it refuses."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -230,3 +233,9 @@ def test_bad_grus():
         ours.gru(X, W, R[..., :1])
     with raises(ValueError, "GRUTraining: SL[1] is 4, expected 0 to 3, the number of steps"):
         ours.gru(X, W, R, None, integers(3, 4, 0, dtype=torch.int32))
+
+
+def test_without_torch_a_sentence_says_what_to_install():
+    code = "import sys; sys.modules['torch'] = None; import onnxgrad.torch"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "ImportError: onnxgrad.torch needs torch: pip install 'onnxgrad[torch]'" in done.stderr

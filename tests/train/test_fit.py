@@ -266,3 +266,23 @@ def test_a_folder_that_is_read_only(folder, tmp_path):
         trainer().save(path)
     with pytest.raises(OSError, match=r"run\.safetensors"):
         trainer().fit(data(), quiet=True, checkpoint=path)
+
+
+def test_what_is_easily_given_instead_gets_a_sentence_before_the_first_epoch():
+    trained = trainer()
+    a_list = "expected a list of batches or onnxgrad.Batches(data, size)"
+    for wrong, sentence in [
+        ({"batches": batch(0)}, f"fit: batches is a dict, {a_list}"),
+        ({"validation": batch(0)}, f"fit: validation is a dict, {a_list}"),
+        ({"metrics": len}, "fit: metrics is a builtin_function_or_method, expected a dict of metrics by name"),
+        (
+            {"metrics": {"a": "accuracy"}},
+            "fit: metrics['a'] is 'accuracy', expected one of onnxgrad.metrics or a function of outputs and batch",
+        ),
+        ({"log": 3}, "fit: log is 3, expected a function of an event, a dict"),
+    ]:
+        with raises(TypeError, sentence):
+            trained.fit(**{"batches": [batch(0)], "validation": [batch(0)], **wrong})
+    with raises(TypeError, f"evaluate: batches is a dict, {a_list}"):
+        trained.evaluate(batch(0))
+    assert not trained.steps

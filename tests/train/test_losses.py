@@ -187,6 +187,8 @@ def test_what_is_refused():
         model_with("z")
     with raises(ValueError, "the output 'y' has shape [4, 5, 3], a loss is one number"):
         model_with("y")
+    with raises(ValueError, "NLL: weights has 2 numbers, but 'y' has 5 classes"):
+        model_with(losses.NLL("y", weights=[1, 2]))
     with raises(ValueError, "CrossEntropy: axis is 3, but 'y' has 3 dimensions"):
         model_with(losses.CrossEntropy("y", axis=3))
     with raises(ValueError, "the loss has shape [4, 5, 3], expected a scalar: reduce it"):

@@ -122,6 +122,17 @@ def test_what_is_refused():
         optim.SGD(lr=-1)
     with raises(ValueError, "Adam: betas are (0.9, 1.0), expected two numbers of at least 0 and under 1"):
         optim.Adam(betas=(0.9, 1.0))
+    with raises(ValueError, "AdamW: betas are 0.9, expected two numbers of at least 0 and under 1"):
+        optim.AdamW(betas=0.9)
+    with raises(TypeError, "SGD: groups is ['*'], expected settings by pattern, as a dict of dicts"):
+        optim.SGD(groups=["*"])
+    for wrong, sentence in {
+        lambda: schedules.Cosine(0): "Cosine: steps is 0, expected a number of updates, at least 1",
+        lambda: schedules.Step("9"): "Step: every is '9', expected a number of updates, at least 1",
+        lambda: schedules.Constant(-1): "Constant: warmup is -1, expected a number of updates, at least 0",
+    }.items():
+        with raises(ValueError, sentence):
+            wrong()
     with raises(ValueError, "AdamW: form is 'x', expected 'torch' or 'huggingface'"):
         optim.AdamW(form="x")
     with raises(

@@ -293,3 +293,25 @@ class OnGpu(devices.Cpu):
     """Asks for what is asked for on a GPU, and has all nodes on the CPU."""
 
     name = "elsewhere"
+
+
+@pytest.mark.parametrize(
+    "wrong, sentence",
+    [
+        ({"loss": losses.CrossEntropy}, "loss is the class CrossEntropy, expected one of onnxgrad.losses or the name "),
+        ({"loss": None}, "loss is a NoneType, expected one of onnxgrad.losses or the name of an output"),
+        (
+            {"schedule": "cosine"},
+            "schedule is 'cosine', expected one of onnxgrad.schedules or a function of the number",
+        ),
+        ({"schedule": schedules.Cosine}, "schedule is <class 'onnxgrad.train.schedules.Cosine'>, expected one of onnx"),
+        ({"seed": "a"}, "seed is 'a', expected a whole number"),
+        ({"accumulate": 1.5}, "accumulate is 1.5, expected a whole number of at least 1"),
+        ({"clip_norm": "1"}, "clip_norm is '1', expected a number above 0"),
+    ],
+)
+def test_wrong_arguments_get_a_sentence(wrong, sentence):
+    given = {"loss": losses.CrossEntropy("logits"), "optimizer": optim.SGD(lr=0.1), **wrong}
+    with pytest.raises((TypeError, ValueError)) as error:
+        Trainer(mlp(), **given)
+    assert str(error.value).startswith(f"Trainer: {sentence}")

@@ -245,6 +245,6 @@ for call in (lambda: onnxgrad.Trainer(mlp(), onnxgrad.losses.CrossEntropy("logit
         print(error)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    install = "needs onnxruntime: pip install onnxgrad[cpu], or onnxruntime-gpu for CUDA"
+    install = "needs onnxruntime: pip install 'onnxgrad[cpu]', or onnxruntime-gpu for CUDA"
     for line, caller in zip(done.stdout.splitlines(), ("Trainer", "onnxgrad.", "onnxgrad."), strict=True):
         assert line.startswith(caller) and install in line

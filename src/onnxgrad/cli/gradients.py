@@ -8,7 +8,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from onnxgrad.cli.group import command
+from onnxgrad.cli.group import Whole, command
 from onnxgrad.cli.overwriting import expect_other_files
 from onnxgrad.cli.tables import described, plain_console, show, size
 
@@ -120,7 +120,12 @@ def set_dims(_context: Any, _parameter: Any, given: Sequence[str]) -> dict[str, 
 @of_option
 @wrt_option
 @click.option(
-    "--directions", default=3, show_default=True, type=click.IntRange(1), help="Number of random directions to compare."
+    "--directions",
+    default=3,
+    show_default=True,
+    type=Whole(1),
+    metavar="NUMBER",
+    help="Number of random directions to compare.",
 )
 def check(
     model: Path, feeds: Path | None, dims: dict[str, int], of: Sequence[str], wrt: Sequence[str], directions: int
@@ -164,16 +169,19 @@ def check(
 
 def read_feeds(path: Path, names: Sequence[str]) -> dict[str, Any]:
     """The arrays of an .npz file, which must be inputs of the model."""
+    from onnxgrad.graph.suggest import suggestion
     from onnxgrad.sources.kinds.npz import read_npz
 
     if not path.is_file():
-        raise FileNotFoundError(f"{str(path)!r} does not exist, expected a file of numpy.savez")
+        raise FileNotFoundError(f"{str(path)!r} does not exist, expected an .npz file")
     try:
         given = read_npz(path)
     except Exception as error:  # of zipfile or NumPy
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise ValueError(f"{str(path)!r} is not a file of numpy.savez ({reason})") from error
+        raise ValueError(f"{str(path)!r} cannot be read as .npz ({reason})") from error
     for name in given:
         if name not in names:
-            raise ValueError(f"{str(path)!r} has an array {name!r}, the model's inputs are {', '.join(names)}")
+            raise ValueError(
+                f"{str(path)!r} has an array {name!r}, which is not an input of the model{suggestion(name, names)}"
+            )
     return given

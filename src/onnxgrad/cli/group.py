@@ -13,6 +13,18 @@ SENTENCES = (ValueError, TypeError, NotImplementedError, OSError, ImportError, R
 INTERRUPTED = 130  # what shells say of a program that Ctrl-C has ended
 
 
+class Whole(click.IntRange):
+    """A whole number; click would call it an "integer range"."""
+
+    name = "whole number"
+
+
+class Number(click.FloatRange):
+    """A number; click would call it a "float range"."""
+
+    name = "number"
+
+
 class Refused(click.ClickException):
     """One sentence on stderr."""
 
@@ -96,7 +108,7 @@ def _is_missing(parameter: click.Parameter, value: Any) -> bool:
 def sentence(error: Exception) -> str:
     """An error as one line; types of errors that are not ours come with their name."""
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}"
+        return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
     text = " ".join(str(error).split())
     if isinstance(error, SENTENCES):
         return text

@@ -38,7 +38,7 @@ def _of_mpiexec() -> Processes | None:
         from mpi4py import MPI
     except ImportError as error:
         raise ValueError(
-            f"mpiexec started this process, but mpi4py is not installed: pip install onnxgrad[mpi] ({error})"
+            f"mpiexec started this process, but mpi4py is not installed: pip install 'onnxgrad[mpi]' ({error})"
         ) from None
     world = MPI.COMM_WORLD
     return Processes(world, world.rank, world.size, f"mpiexec -n {world.size}") if world.size > 1 else None

@@ -42,4 +42,4 @@ def merge(model: Path, output: Path, adapter: Path | None, overwrite: bool) -> N
         count = len(adapters_of(adapted))
         files = save(merge_lora(adapted), output, model)
     sizes = " + ".join(f"{path.name} {size(path)}" for path in files)
-    plain_console().print(f"merged: {count} adapters; {sizes}", markup=False)
+    plain_console().print(f"merged: {count} adapter{'s' * (count > 1)}; {sizes}", markup=False)

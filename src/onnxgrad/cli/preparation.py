@@ -49,6 +49,8 @@ class Files:
     def of(cls, options: Options, are_written: bool = True) -> "Files":
         """By default beside the output; each place is tried if it is this process that writes."""
         output = options.output
+        if not output.name:  # "." or "/"
+            expect_place(output)
 
         def beside(given: str | Path | None, suffix: str) -> Path:
             return Path(given) if given is not None else output.with_suffix(suffix)
@@ -203,7 +205,7 @@ def _with_adapters(loaded: ir.Model, options: Options) -> ir.Model:
     if options.lora:
         return lora(loaded, options.lora, seed=options.seed, **settings)  # type: ignore[no-any-return]
     for name in settings:
-        raise ValueError(f"--lora-{name} is a setting of adapters: name the weights to put them beside with --lora")
+        raise ValueError(f"--lora-{name} needs --lora, which names the weights that get adapters")
     return loaded
 
 
@@ -213,8 +215,8 @@ def _writes_adapters(loaded: ir.Model, output: Path) -> bool:
         return True
     if output.suffix in ADAPTER_FILES:
         raise ValueError(
-            f"-o: {str(output)!r} is a file for adapters, of which the model has none: name weights to put some beside "
-            "with --lora, or a file that ends with .onnx"
+            f"-o: {str(output)!r} is a file for adapters, and the model has none: add some with --lora, or name a file "
+            "that ends with .onnx"
         )
     if output.is_dir():
         raise IsADirectoryError(f"{str(output)!r} is a folder, expected the name of a file to write")

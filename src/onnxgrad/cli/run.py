@@ -14,7 +14,7 @@ import click
 from onnxgrad.cli.config import as_typed
 from onnxgrad.cli.data import write_classes
 from onnxgrad.cli.find_lr import find_rate
-from onnxgrad.cli.group import Failed
+from onnxgrad.cli.group import Failed, sentence
 from onnxgrad.cli.launch import processes
 from onnxgrad.cli.outcome import curves, monitored, show_outcome
 from onnxgrad.cli.plot import write_plot
@@ -132,7 +132,7 @@ def _draw(files: Files, run_log: RunLog) -> None:
             try:
                 write(path)
             except OSError as error:  # no reason to lose more than this one
-                click.echo(f"onnxgrad: the {what} could not be written: {error}", err=True)
+                click.echo(f"onnxgrad: the {what} could not be written: {sentence(error)}", err=True)
 
 
 def _examples(options: Options, prepared: Prepared) -> Event:
@@ -180,7 +180,8 @@ def _fit(
         run_log.write({"event": "stopped", "step": trainer.steps, "why": str(error)})
         raise Failed(str(error)) from None
     except OSError as error:  # the disk is full, or gone
-        raise Failed(f"{error}; to resume: {again}" if files.checkpoint.is_file() else str(error)) from None
+        why = sentence(error)
+        raise Failed(f"{why}; to resume: {again}" if files.checkpoint.is_file() else why) from None
 
 
 @contextlib.contextmanager
@@ -189,7 +190,7 @@ def _or_go_on(again: str) -> Iterator[None]:
         yield
     except (OSError, RuntimeError) as error:  # the disk is full, or onnx refuses the model
         raise Failed(
-            f"the model could not be written: {error}; the checkpoint has the trained weights: {again}"
+            f"the model could not be written: {sentence(error)}; the checkpoint has the trained weights: {again}"
         ) from None
 
 

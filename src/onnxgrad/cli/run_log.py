@@ -1,5 +1,6 @@
 """The log of a run: one JSON object per line, written as it goes, and read again when the run is resumed."""
 
+import contextlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -7,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from onnxgrad.graph.files import replaced
+from onnxgrad.graph.files import errors_about, replaced
 
 Event = dict[str, Any]
 
@@ -22,6 +23,7 @@ class RunLog:
     def __init__(self, path: Path | None, earlier: Sequence[Event] = ()) -> None:
         self.events: list[Event] = list(earlier)
         self._file = None
+        self._path = Path() if path is None else path
         if path is not None:
             with replaced(path) as draft:
                 draft.write_text("".join(map(_line, self.events)), encoding="utf-8")
@@ -32,13 +34,16 @@ class RunLog:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._file is not None:
-            self._file.close()
+            # Closing tries once more to write what could not be written; the first error is the one to report.
+            with contextlib.suppress(OSError) if error is not None else errors_about(self._path):
+                self._file.close()
 
     def write(self, event: Mapping[str, Any]) -> None:
         """Adds an event."""
         self.events.append(dict(event))
         if self._file is not None:
-            self._file.write(_line(event))
+            with errors_about(self._path):
+                self._file.write(_line(event))
 
     def of(self, name: str) -> list[Event]:
         """The events of a name; of an epoch that ended twice the later one."""

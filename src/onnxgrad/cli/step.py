@@ -59,7 +59,7 @@ def step(model: Path, output: Path, updates: int | None, **options: Any) -> None
     optimizer = specs.optimizer(options["optimizer"], given, options["group"])
     schedule = specs.schedule(options["schedule"], options["warmup"], updates or 1)
     if updates is None and schedule != specs.schedule("constant", None, 1):
-        raise ValueError("--schedule and --warmup need --updates, how many updates they are for")
+        raise ValueError("--schedule and --warmup need --updates, the total number of updates")
     with Console(stderr=True).status("writing the step"):
         files = export_step(
             model, output, loss, optimizer, options["trainable"] or None, freeze=options["freeze"],
@@ -67,5 +67,5 @@ def step(model: Path, output: Path, updates: int | None, **options: Any) -> None
             clip_value=options["clip_value"], seed=options["seed"], schedule=schedule,
         )  # fmt: skip
     rows = [[getattr(files, field).name, size(getattr(files, field)), text] for field, text in CONTENTS.items()]
-    show(["file", "size", "what it is"], rows)
+    show(["file", "size", "content"], rows)
     plain_console().print("docs/anywhere.md shows the loop in several languages", markup=False)

@@ -10,11 +10,11 @@ from typing import Annotated, Any
 import click
 
 from onnxgrad.cli.config import use_config
-from onnxgrad.cli.group import command
+from onnxgrad.cli.group import Number, Whole, command
 
 FILE = click.Path(path_type=Path)
-AT_LEAST_0, AT_LEAST_1 = click.IntRange(0), click.IntRange(1)
-POSITIVE, NOT_NEGATIVE = click.FloatRange(0, min_open=True), click.FloatRange(0)
+AT_LEAST_0, AT_LEAST_1 = Whole(0), Whole(1)
+POSITIVE, NOT_NEGATIVE = Number(0, min_open=True), Number(0)
 
 
 class KindsOption(click.Option):
@@ -92,7 +92,7 @@ class Options:
     layer_decay: Annotated[float | None, option(
         "Factor that multiplies the learning rate once for each layer between a parameter and the end of the model.",
         "FACTOR",
-        type=click.FloatRange(0, 1, min_open=True))]
+        type=Number(0, 1, min_open=True))]
     schedule: Annotated[str, option(
         "Learning rate schedule: KINDS, with settings: 'step:every=500'.", "KIND", cls=KindsOption, default="constant")]
     warmup: Annotated[float | None, option(
@@ -123,7 +123,7 @@ class Options:
     ema: Annotated[float | None, option(
         "Decay of an exponential moving average of the parameters, for example 0.999. Validation and the written model "
         "use the average.", "DECAY",
-        type=click.FloatRange(0, 1, min_open=True, max_open=True))]
+        type=Number(0, 1, min_open=True, max_open=True))]
     seed: Annotated[int, option(
         "Random seed of the order of examples, the split of --val, Dropout and a new head.", type=AT_LEAST_0,
         default=0)]

@@ -247,7 +247,9 @@ def _read(path: Path) -> _File:
                 f"load_adapter: {str(bin_file)!r} is a pickle of PyTorch, expected {WEIGHTS}: save it by PEFT again, "
                 "with safe_serialization=True"
             )
-        raise FileNotFoundError(f"load_adapter: {str(found)!r} does not exist, expected an adapter of PEFT's")
+        raise FileNotFoundError(
+            f"load_adapter: {str(found)!r} does not exist, expected a PEFT folder or a .safetensors file"
+        )
     try:
         with safe_open(found, framework="numpy") as opened:
             metadata = opened.metadata() or {}

@@ -67,6 +67,8 @@ def _forget_negative_dimensions(graph: ir.Graph) -> None:
 
 
 def _read(path: Path, caller: str) -> ir.Model:
+    if path.is_dir():
+        raise IsADirectoryError(f"{caller}: {str(path)!r} is a folder, expected an ONNX model")
     if not path.is_file():
         raise FileNotFoundError(f"{caller}: the file {str(path)!r} does not exist, expected an ONNX model")
     if not path.stat().st_size:
@@ -233,9 +235,10 @@ def replaced_together(path: Path) -> Iterator[Path]:
     """
     folder = _draft(path)
     try:
-        folder.mkdir()
-        usual = folder.stat().st_mode & 0o666
-        yield folder
+        with errors_about(path, folder):
+            folder.mkdir()
+            usual = folder.stat().st_mode & 0o666
+            yield folder
         for written in sorted(folder.iterdir(), key=lambda file: file.name == path.name):
             _set_mode(written, path.with_name(written.name), usual)
             written.replace(path.with_name(written.name))
@@ -252,15 +255,29 @@ def replaced(path: Path) -> Iterator[Path]:
     path = followed(path)
     draft = _draft(path)
     try:
-        draft.touch()
-        usual = draft.stat().st_mode
-        yield draft
+        with errors_about(path, draft):
+            draft.touch()
+            usual = draft.stat().st_mode
+            yield draft
         with draft.open("rb") as file:
             os.fsync(file.fileno())
         _set_mode(draft, path, usual)
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def errors_about(path: Path, draft: Path | None = None) -> Iterator[None]:
+    """Errors of the system name the file that is wanted, not the draft or nothing."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and (
+            error.filename is None or (draft is not None and str(draft) in str(error.filename))
+        ):
+            error.filename = str(path)
+        raise
 
 
 def _set_mode(draft: Path, path: Path, usual: int) -> None:
@@ -276,8 +293,15 @@ def followed(path: Path) -> Path:
     return path.resolve() if path.is_symlink() else path
 
 
+def _expect_no_device(path: Path) -> None:
+    """Raises one sentence if a file would take the place of something like /dev/null."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise ValueError(f"{str(path)!r} is a device or a pipe, expected the name of a file to write")
+
+
 def _draft(path: Path) -> Path:
     """What this process writes before it takes the name `path`; removes what others left that were killed."""
+    _expect_no_device(path)
     for left in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
         if not _is_stale(left):
             continue
@@ -341,6 +365,7 @@ def expect_folder(path: Path) -> None:
 
 def expect_place(path: Path) -> None:
     """Raises one sentence if no file can be at the path."""
+    _expect_no_device(path)
     expect_folder(path)
     if path.is_dir():
         raise IsADirectoryError(f"{str(path)!r} is a folder, expected the name of a file to write")

@@ -68,7 +68,9 @@ def expanded(model: Any, foreign: set[str]) -> Any:
     from onnxgrad.passes.expand_training.registry import IN_PLACE, NOT_THERE
 
     for name in sorted(foreign & NOT_THERE.keys()):
-        raise ValueError(f"session: the model has the operator {name}, which onnxgrad has not: it {NOT_THERE[name]}")
+        raise ValueError(
+            f"session: the model has the operator {name}, which onnxgrad does not have: it {NOT_THERE[name]}"
+        )
     if foreign.isdisjoint({*WRITERS, *IN_PLACE, *OF_PREVIEW}):
         return model
     from onnxgrad.graph.files import load

@@ -35,7 +35,7 @@ def require_onnxruntime(caller: str) -> Any:
         import onnxruntime
     except ImportError as error:
         raise ImportError(
-            f"{caller} needs onnxruntime: pip install onnxgrad[cpu], or onnxruntime-gpu for CUDA ({error})"
+            f"{caller} needs onnxruntime: pip install 'onnxgrad[cpu]', or onnxruntime-gpu for CUDA ({error})"
         ) from error
     return onnxruntime
 

@@ -55,6 +55,8 @@ def ragged(name: str, subject: str) -> ValueError:
 
 def count_examples(arrays: Mapping[str, Array], subject: str) -> int:
     """The number of examples, the same in all arrays."""
+    if not arrays:
+        raise ValueError(f"{subject}: there are no arrays, expected one for each input and target")
     single = next((name for name, a in arrays.items() if a.ndim == 0), None)
     if single is not None:
         raise ValueError(f"{subject}: {single!r} is a single value, expected examples along the first dimension")

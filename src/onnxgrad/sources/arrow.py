@@ -21,7 +21,8 @@ def pyarrow(request: Request) -> Any:
         import pyarrow
     except ImportError:
         raise ImportError(
-            f"{request.subject}: reading {request.path.suffix or 'datasets'} needs pyarrow: pip install pyarrow"
+            f"{request.subject}: reading {request.path.suffix or 'datasets'} needs pyarrow: pip install "
+            "'onnxgrad[parquet]'"
         ) from None
     return pyarrow
 

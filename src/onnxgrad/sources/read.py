@@ -75,6 +75,10 @@ def settings_of(
     length: int | None,
 ) -> Settings:
     """The settings, checked as far as they can be without data."""
+    if columns is not None and not (isinstance(columns, Mapping) and all(map(_are_names, columns.values()))):
+        raise TypeError(
+            f"{subject}: columns is {columns!r}, expected names of columns by input, as in {{'x': ['width', 'height']}}"
+        )
     named = {n: (c,) if isinstance(c, str) else tuple(c) for n, c in (columns or {}).items()}
     size = None
     if image_size is not None:
@@ -88,6 +92,10 @@ def settings_of(
     augment = (augment,) if isinstance(augment, str) else tuple(augment)
     path = None if tokenizer is None else Path(tokenizer)
     return Settings(named, size, normalize, augment, path, length)  # type: ignore[arg-type]
+
+
+def _are_names(names: Any) -> bool:
+    return isinstance(names, str) or (isinstance(names, Sequence) and all(isinstance(name, str) for name in names))
 
 
 def read_source(

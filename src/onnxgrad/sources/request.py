@@ -76,6 +76,17 @@ class Request:
         """A sentence about the file."""
         return ValueError(f"{self.subject}: {str(self.path)!r} {sentence}")
 
+    def in_columns(self, name: str, columns: str) -> str:
+        """How a caller says which columns an input is made of: on the command line, or in Python."""
+        if self.subject.startswith("--"):
+            return f"--columns {name}={columns}"
+        listing = ", ".join(c if c == "…" else repr(c) for c in columns.split(","))
+        return f"columns={{{name!r}: [{listing}]}}"
+
+    def option(self, name: str) -> str:
+        """A setting as its caller writes it."""
+        return f"--{name}" if self.subject.startswith("--") else f"{name}="
+
     def lacks(self, name: str, there: str) -> ValueError:
         """The sentence for an input that nothing in the file is for."""
         return self.error(f"lacks {name!r}, an input of the model or the loss{there}")

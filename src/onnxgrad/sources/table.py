@@ -63,7 +63,10 @@ def from_table(table: Table, request: Request) -> Source:
         return from_texts(table, request)
     ids = [f.name for f in request.inputs if "input_ids" in f.name and f.name not in table.names]
     if ids and any(map(table.is_text, table.names)):
-        raise request.error(f"is text, and the model takes token ids, {ids[0]!r}: name its tokenizer, a tokenizer.json")
+        raise request.error(
+            f"is text, and the model takes token ids, {ids[0]!r}: name its tokenizer.json with "
+            f"{request.option('tokenizer')}"
+        )
     if any(table.is_picture(name) for name in table.names):
         from onnxgrad.sources.images import from_pictures
 
@@ -126,7 +129,11 @@ class Assembly:
             column = self._label(free, len(missing) == 1, needed) if target.name.lower() in LABELS else None
             if column is None:
                 there = suggestion(target.name, names)
-                way_out = "" if "did you mean" in there else f"; say which, as in columns {target.name}={names[-1]}"
+                way_out = (
+                    ""
+                    if "did you mean" in there
+                    else f"; {request.in_columns(target.name, names[-1])} names the column"
+                )
                 raise request.lacks(target.name, there + way_out)
             made_of[target.name] = [column]
             free.remove(column)
@@ -151,15 +158,16 @@ class Assembly:
         if not free:
             raise request.lacks(first.name, suggestion(first.name, self._table.names))
         if len(missing) > 1:
-            say = f"say which columns they are made of, as in columns {first.name}={free[0]},…"
-            raise request.lacks(first.name, f", and {missing[1].name!r}: {say}")
+            say = f"{request.in_columns(first.name, f'{free[0]},…')} names the columns of an input"
+            raise request.lacks(first.name, f", and {missing[1].name!r}; {say}")
         if first.numbers is not None and len(free) != first.numbers and not self._fits_list(first, free):
             close = suggestion(first.name, free)
             if len(free) < first.numbers and "did you mean" in close:
                 raise request.lacks(first.name, close)
+            way_out = f"; {request.in_columns(first.name, f'{free[0]},…')} selects some" * (len(free) > first.numbers)
             raise request.error(
                 f"has {len(free)} column{'s' * (len(free) > 1)} for {first.name!r}, which takes {first.numbers}: "
-                f"{listed(free)}; say which, as in columns {first.name}={free[0]},…"
+                f"{listed(free)}{way_out}"
             )
         return free
 

@@ -169,7 +169,8 @@ def _text_columns(table: Table, request: Request, assembly: Assembly, fields: Se
         found = [n for n in found if n not in labels]
     if not 1 <= len(found) <= 2:
         what = f"has {len(found)} columns of text ({listed(found)})" if found else "has no column of text"
-        raise request.error(f"{what}, expected one, or two for pairs: say which, as in columns text={table.names[0]}")
+        way_out = request.in_columns("text", table.names[0])
+        raise request.error(f"{what}, expected one, or two for pairs; {way_out} names the column")
     return found
 
 

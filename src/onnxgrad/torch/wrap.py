@@ -209,7 +209,7 @@ def _exported(flat: _Flat, tensors: tuple[torch.Tensor, ...], free: Sequence[set
             )
     except ImportError as error:
         raise ImportError(
-            f"{CALLER}: torch.onnx.export needs onnxscript: pip install onnxgrad[torch] ({error})"
+            f"{CALLER}: torch.onnx.export needs onnxscript: pip install 'onnxgrad[torch]' ({error})"
         ) from None
     except Exception as error:  # of any type: the exporter runs forward()
         raise RuntimeError(

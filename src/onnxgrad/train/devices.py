@@ -159,7 +159,7 @@ class Cuda:
         try:
             import torch
         except ImportError as error:
-            raise ImportError(f"{caller}: device 'cuda' needs torch: pip install onnxgrad[cuda] ({error})") from None
+            raise ImportError(f"{caller}: device 'cuda' needs torch: pip install 'onnxgrad[cuda]' ({error})") from None
         if not torch.cuda.is_available():
             raise RuntimeError(f"{caller}: device is 'cuda', but torch finds no GPU: use the device 'cpu'")
         onnxruntime = require_onnxruntime(caller)

@@ -19,6 +19,22 @@ from onnxgrad.train.session import Session
 Metric = Callable[[Mapping[str, Array], Mapping[str, Any]], Any]
 
 
+def expect_evaluable(caller: str, batches: Any, metrics: Any, name: str = "batches") -> None:
+    """Raises one sentence for what is easily given instead of a list of batches, or of metrics by name."""
+    if isinstance(batches, Mapping):
+        raise TypeError(f"{caller}: {name} is a dict, expected a list of batches or onnxgrad.Batches(data, size)")
+    if metrics is None:
+        return
+    if not isinstance(metrics, Mapping):
+        raise TypeError(f"{caller}: metrics is a {type(metrics).__name__}, expected a dict of metrics by name")
+    for key, metric in metrics.items():
+        if isinstance(metric, type) or not callable(metric):
+            raise TypeError(
+                f"{caller}: metrics[{key!r}] is {metric!r}, expected one of onnxgrad.metrics or a function of outputs "
+                "and batch"
+            )
+
+
 class _MeanOfBatches(kinds.Metric):
     """The mean of numbers that are known of batches only, weighted by their examples."""
 

@@ -13,6 +13,7 @@ from onnxgrad.sources.source import Arrays
 from onnxgrad.train.batches import Batches, not_finite
 from onnxgrad.train.callbacks import Callbacks
 from onnxgrad.train.distributed.ranks import Ranks, SingleProcess, on_every_rank
+from onnxgrad.train.evaluation import expect_evaluable
 from onnxgrad.train.interruption import Interrupted, Interruption
 from onnxgrad.train.pending_loss import PendingLoss
 from onnxgrad.train.progress import Progress
@@ -74,6 +75,10 @@ class FitOptions:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
                 raise ValueError(f"fit: {name} is {value!r}, expected a number of at least {least}")
+        expect_evaluable("fit", self.batches, None)
+        expect_evaluable("fit", self.validation, self.metrics, "validation")
+        if self.log is not None and not callable(self.log):
+            raise TypeError(f"fit: log is {self.log!r}, expected a function of an event, a dict")
         if self.save_every is not None and self.checkpoint is None:
             raise ValueError("fit: save_every needs a checkpoint, the file to write")
         self.callbacks.expect({} if self.validation is None else self.metrics)

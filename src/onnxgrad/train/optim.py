@@ -6,7 +6,7 @@ Its state for a model is an `OptimizerState`, which the trainer makes with `opti
 
 import fnmatch
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
@@ -37,6 +37,8 @@ class Optimizer:
 
     def __post_init__(self) -> None:
         settings = {f.name for f in fields(self)} - {"groups"} | {FACTOR}
+        if not isinstance(self.groups, Mapping):
+            raise TypeError(f"{self.name}: groups is {self.groups!r}, expected settings by pattern, as a dict of dicts")
         for pattern, changed in self.groups.items():
             for name in changed:
                 if name not in settings:
@@ -49,11 +51,9 @@ class Optimizer:
         for name in ("lr", FACTOR, "weight_decay", "eps", "momentum", "alpha"):
             if name in numbers and not (isinstance(numbers[name], (int, float)) and 0 <= numbers[name] < math.inf):
                 raise ValueError(f"{self.name}: {name} is {numbers[name]!r}, expected a number of at least 0")
-        for beta in numbers.get("betas", ()):
-            if not 0 <= beta < 1:
-                raise ValueError(
-                    f"{self.name}: betas are {numbers['betas']!r}, expected two numbers of at least 0 and under 1"
-                )
+        betas = numbers.get("betas", (0, 0))
+        if not (isinstance(betas, Sequence) and len(betas) == 2 and all(0 <= beta < 1 for beta in betas)):
+            raise ValueError(f"{self.name}: betas are {betas!r}, expected two numbers of at least 0 and under 1")
 
     @property
     def name(self) -> str:

@@ -14,6 +14,14 @@ class Schedule:
     The trainer only calls it: any function of that number will do.
     """
 
+    def __post_init__(self) -> None:
+        for name, smallest in (("steps", 1), ("every", 1), ("warmup", 0)):
+            number = getattr(self, name, smallest)
+            if not (isinstance(number, (int, float)) and number >= smallest):
+                raise ValueError(
+                    f"{type(self).__name__}: {name} is {number!r}, expected a number of updates, at least {smallest}"
+                )
+
     def __call__(self, step: int) -> float:
         return float(self.factor_at(step))
 

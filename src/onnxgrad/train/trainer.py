@@ -23,7 +23,7 @@ from onnxgrad.train.checkpoint import write_checkpoint
 from onnxgrad.train.devices import device_of
 from onnxgrad.train.distributed.ranks import Ranks, ranks_of
 from onnxgrad.train.distributed.sharding import BatchSlicer
-from onnxgrad.train.evaluation import Evaluation, Metric
+from onnxgrad.train.evaluation import Evaluation, Metric, expect_evaluable
 from onnxgrad.train.find_lr import LearningRates, epoch_of, expect_range, find_lr
 from onnxgrad.train.fitting import FitOptions, Log, Position, Record, TrainingStoppedError, fit
 from onnxgrad.train.graphs import EvaluationGraph, Selection, StepGraph
@@ -98,10 +98,20 @@ class Trainer:
     ) -> None:
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"Trainer: optimizer is a {type(optimizer).__name__}, expected one of onnxgrad.optim")
-        if accumulate < 1:
-            raise ValueError(f"Trainer: accumulate is {accumulate}, expected at least 1")
+        if not isinstance(loss, (str, Total)):
+            what = f"the class {loss.__name__}" if isinstance(loss, type) else f"a {type(loss).__name__}"
+            raise TypeError(f"Trainer: loss is {what}, expected one of onnxgrad.losses or the name of an output")
+        if schedule is not None and (isinstance(schedule, type) or not callable(schedule)):
+            raise TypeError(
+                f"Trainer: schedule is {schedule!r}, expected one of onnxgrad.schedules or a function of the number of "
+                "updates"
+            )
+        if not isinstance(seed, (int, np.integer)):
+            raise TypeError(f"Trainer: seed is {seed!r}, expected a whole number")
+        if not isinstance(accumulate, (int, np.integer)) or accumulate < 1:
+            raise ValueError(f"Trainer: accumulate is {accumulate!r}, expected a whole number of at least 1")
         for name, limit in (("clip_norm", clip_norm), ("clip_value", clip_value)):
-            if limit is not None and not limit > 0:
+            if limit is not None and not (isinstance(limit, (int, float, np.number)) and limit > 0):
                 raise ValueError(f"Trainer: {name} is {limit!r}, expected a number above 0")
         if ema is not None and not 0 < ema < 1:
             raise ValueError(f"Trainer: ema is {ema!r}, expected a decay above 0 and under 1, such as 0.999")
@@ -356,6 +366,7 @@ class Trainer:
         batch, both dicts of arrays. The result of a function is the mean of its values, weighted by the number of
         examples, as for the loss.
         """
+        expect_evaluable("evaluate", batches, metrics)
         with self.ranks.together():
             _ = self.averages  # gathered
         found: dict[str, Any] = self._evaluation(batches, metrics or {})

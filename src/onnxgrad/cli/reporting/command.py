@@ -26,9 +26,11 @@ def report(log: Path, output: Path | None) -> None:
     from onnxgrad.cli.run_log import RunLog, read_log
     from onnxgrad.graph.files import expect_place
 
-    output = output if output is not None else log.with_suffix(".html")
+    if log.is_dir():
+        raise IsADirectoryError(f"report: {str(log)!r} is a folder, expected the log of a run")
     if not log.is_file():
         raise FileNotFoundError(f"report: {str(log)!r} does not exist, expected the log of a run")
+    output = output if output is not None else log.with_suffix(".html")
     expect_report(output)
     expect_place(output)
     events = read_log(log)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -117,7 +118,7 @@ def can_start() -> bool:
 
 def serve(file: int) -> None:
     """What the process runs: compiles what it is sent, until nothing comes any more, and answers in an open file."""
-    requests, answers = sys.stdin.buffer, os.fdopen(file, "wb")
+    requests, answers = sys.stdin.buffer, FileIO(file, "wb")
     into, c_functions = pickle.load(requests)
     from onnxgrad.cpu.core import kernel_cache
     from onnxgrad.cpu.core.warmup import import_kernels, load_kernels
@@ -143,9 +144,9 @@ def _next(requests: BinaryIO) -> list[Wanted] | None:
     return found
 
 
-def _say(answers: BinaryIO, message: str) -> None:
-    answers.write(pickle.dumps(message))
-    answers.flush()
+def _say(answers: FileIO, message: str) -> None:
+    with contextlib.suppress(BrokenPipeError):  # the process that asked has been killed; no more requests come
+        answers.write(pickle.dumps(message))
 
 
 def _compile(kernels: Sequence[Wanted]) -> None:

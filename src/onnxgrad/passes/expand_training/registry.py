@@ -15,7 +15,7 @@ from onnxgrad.rules.registry import RULES
 WRITERS: dict[str, Writer] = {}
 IN_PLACE: dict[str, Mapping[int, int]] = {}  # outputs that onnxruntime-training writes where an input is
 
-_OTHER_PROCESSES = "speaks to other processes; `onnxgrad.Trainer` does so by MPI"
+_OTHER_PROCESSES = "communicates with other processes; use `onnxgrad.Trainer` with MPI"
 _PYTORCH = "calls PyTorch in the middle of a graph, for ORTModule"
 _PIPELINES = "waits for other parts of a model that is trained in a pipeline"
 _TENSORBOARD = "writes TensorBoard's format; `onnxgrad train --tensorboard` does"

@@ -23,7 +23,9 @@ def read(request: Request) -> Source:
     """The examples of a file."""
     try:
         table = JsonTable(request)
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise request.error(f"is not text in UTF-8 ({error.reason} at byte {error.start})") from None
+    except (OSError, EOFError, zlib.error) as error:
         raise request.error(f"cannot be read as lines of JSON ({error})") from None
     return from_table(table, request)
 

@@ -32,7 +32,7 @@ def read_npz(path: Path) -> dict[str, Array]:
         try:
             archive = np.load(file, allow_pickle=False)
         except ValueError:  # NumPy speaks of pickle
-            raise ValueError("it is not a file of numpy.savez") from None
+            raise ValueError("it has another format") from None
         if not isinstance(archive, np.lib.npyio.NpzFile):
             raise ValueError("it holds a single array, without a name")
         columns = {}

@@ -12,7 +12,9 @@ TAKES = ("tokenizer", "length")
 def read(request: Request) -> Source:
     """The chunks of a text."""
     if request.settings.tokenizer is None or request.fields is None:
-        raise request.error("is text, which needs a model and its tokenizer, a tokenizer.json")
+        raise request.error(
+            f"is text, which needs a model and its tokenizer.json, which {request.option('tokenizer')} names"
+        )
     try:
         return from_chunks(request)
     except UnicodeDecodeError as error:

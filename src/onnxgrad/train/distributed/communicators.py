@@ -249,7 +249,7 @@ def communicator_of(given: Any) -> Communicator:
     except ImportError as error:
         raise ImportError(
             "Trainer: a communicator is a process group of torch.distributed, or needs mpi4py: pip install "
-            f"onnxgrad[mpi] ({error})"
+            f"'onnxgrad[mpi]' ({error})"
         ) from None
     if not isinstance(given, MPI.Intracomm):
         raise TypeError(
