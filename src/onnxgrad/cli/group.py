@@ -35,7 +35,7 @@ class Refused(click.ClickException):
 
 
 class Failed(Refused):
-    """What was asked for was fine, and went wrong all the same."""
+    """A valid request that failed while it ran."""
 
     exit_code = 1
 

@@ -144,7 +144,7 @@ def loss(texts: Sequence[str], outputs: Sequence[str], inner: Collection[str] = 
     own = [t for t in texts if t in outputs]
     if own:
         if len(texts) > 1:
-            raise ValueError(f"--loss {own[0]!r} is an output of the model, which stands alone: others cannot be added")
+            raise ValueError(f"--loss {own[0]!r} is an output of the model: it must be the only loss")
         return own[0]
     terms: list[losses.Loss] = []
     for text in texts:
@@ -252,6 +252,6 @@ def metrics_by_name(
             )
         name = name or (spec.kind if spec.kind not in found else text)
         if name in found or name == "loss":
-            raise ValueError(f"{spec}: {name!r} is shown already, give it another one with name=")
+            raise ValueError(f"{spec}: {name!r} is the name of another number: choose one with name=")
         found[name] = metric
     return found

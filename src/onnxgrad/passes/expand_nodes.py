@@ -64,7 +64,7 @@ def _expand(builder: Builder, node: ir.Node, writer: Writer, caller: str) -> Non
     for old, new in itertools.zip_longest(node.outputs, results[: len(node.outputs)]):
         if new is None and (old.uses() or old.is_graph_output()):
             raise ValueError(
-                f"{caller}: {node.op_type} (node {node.name!r}): there is no way to write its output {old.name!r}"
+                f"{caller}: {node.op_type} (node {node.name!r}): onnxgrad cannot expand its output {old.name!r}"
             )
         if not old.name or new is None:
             continue

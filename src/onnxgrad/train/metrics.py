@@ -153,8 +153,8 @@ class _OfClasses(Metric):
             kind = type(self).__name__
             if prediction.ndim == 1 or 1 in prediction.shape[self.axis :][:1]:
                 raise ValueError(
-                    f"{kind}: {self.prediction!r} is one score for each example: say above which it predicts class 1 "
-                    "(threshold=0 for logits, 0.5 for probabilities)"
+                    f"{kind}: {self.prediction!r} is one score for each example: set the threshold above which it "
+                    "predicts class 1 (0 for logits, 0.5 for probabilities)"
                 )
             actual = _target_classes(self, prediction, target, self.axis)
             target, predicted, count = actual, prediction.argmax(self.axis), prediction.shape[self.axis]

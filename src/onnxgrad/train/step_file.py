@@ -95,7 +95,7 @@ def _trainer_of(model: Any, loss: Any, optimizer: Any, trainable: Any, settings:
             raise TypeError("export_step: a model needs a loss and an optimizer; only a Trainer brings its own")
         trainer = Trainer(model, loss, optimizer, trainable, **settings)
     elif loss is not None or optimizer is not None or trainable is not None or settings:
-        raise TypeError("export_step: a Trainer has its loss, optimizer and settings: give none beside it")
+        raise TypeError("export_step: a Trainer has its own loss, optimizer and settings: pass none with it")
     else:
         trainer = model
     for what, is_other in (
