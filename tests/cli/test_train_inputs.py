@@ -137,7 +137,7 @@ OUT = ("-o", "out.onnx")
         (("--group", "*.bios:lr=0"), "AdamW: groups has '*.bios', which no parameter's name matches"),
         (("--schedule", "cosinus"), "--schedule 'cosinus': 'cosinus' does not exist; did you mean 'cosine'?"),
         (("--schedule", "step", "--warmup", "3"), "--warmup is for constant, linear, cosine: step has no such setting"),
-        (("--schedule", "step:every=0"), "--schedule 'step:every=0': every is 0, expected at least 1"),
+        (("--schedule", "step:every=0"), "Step: every is 0, expected a number of updates, at least 1"),
         (
             ("--metric", "accuracy"),
             "--metric needs validation examples: name a file or a share with --val",
