@@ -1,4 +1,4 @@
-"""The group of commands: how each of them is added, and how it refuses."""
+"""The group of commands: how commands are added, and how they report errors."""
 
 import functools
 import traceback

@@ -1,4 +1,4 @@
-"""expect_other_files(): a model is not overwritten by what is made from it, unless that is wanted."""
+"""expect_other_files(): an output does not overwrite its input model, unless the user agrees."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""onnxgrad cut and onnxgrad join: a part of a model, and two models made one."""
+"""onnxgrad cut and onnxgrad join: a part of a model, and two models joined."""
 
 from collections.abc import Sequence
 from pathlib import Path

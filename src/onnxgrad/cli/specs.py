@@ -1,4 +1,4 @@
-"""Specs: losses, optimizers, schedules and metrics as text, `kind:output:name=value:…`, as the command line has them.
+"""Specs: losses, optimizers, schedules and metrics as text, `kind:output:name=value:…`, on the command line.
 
 cross-entropy:logits:target=labels:label-smoothing=0.1, adamw:betas=0.9,0.95, cosine:final=0.1, accuracy:logits:top=5
 

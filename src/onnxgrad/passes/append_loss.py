@@ -1,4 +1,4 @@
-"""The loss at the end of a graph: each part at the value it is of, an input for each target, all added up."""
+"""Appends the loss to a graph: each part reads its prediction and an input for its target, and all are summed."""
 
 import difflib
 from collections.abc import Sequence

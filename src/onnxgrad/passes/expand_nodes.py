@@ -1,4 +1,4 @@
-"""expand_nodes(): other operators in place of those that have a writer.
+"""expand_nodes(): replaces operators that have a writer by other operators.
 
 A writer is a function whose signature is the operator's schema: what can be None is an optional input, `*` begins the
 attributes. It returns the outputs, None for one that nobody needs; a function that returns None leaves the node as it

@@ -1,4 +1,4 @@
-"""validate(): what is wrong with a model, in one sentence, before anything else looks at it."""
+"""validate(): reports an invalid model in one sentence, before any other pass reads it."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Text as tokens: what a model of language takes, made by a tokenizer.json for each batch, or of a text as a whole."""
+"""Text as tokens, the input of language models: by a tokenizer.json, for each batch or for a whole text."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

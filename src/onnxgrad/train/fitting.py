@@ -1,4 +1,4 @@
-"""fit(): epochs of steps, with progress, checkpoints, and a good state on disk whatever stops it."""
+"""fit(): epochs of steps with progress and checkpoints, and a valid state on disk if anything stops it."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized

@@ -1,4 +1,4 @@
-"""Metrics: numbers for validation data besides the loss; any function of outputs and batch is one.
+"""Metrics: numbers for validation data in addition to the loss; any function of outputs and batch is one.
 
 A metric counts in every batch, and its result comes from the counts of all of them: an F1 score is not the mean of the
 F1 scores of batches.

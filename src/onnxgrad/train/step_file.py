@@ -1,4 +1,4 @@
-"""export_step(): a training step as plain ONNX files, which any onnxruntime runs, with no onnxgrad beside it."""
+"""export_step(): a training step as plain ONNX files, which any onnxruntime runs without onnxgrad."""
 
 import json
 from collections.abc import Mapping
