@@ -23,7 +23,7 @@ class Term(Protocol):
         """Where the classes are, for a loss of classes."""
 
     def of_logits(self) -> "Term":
-        """The loss that takes what is before one of its activations."""
+        """The loss that uses the input of its activation."""
 
     def target_like(self, prediction: Tensor) -> tuple[ir.DataType, tuple[Dim, ...] | None]:
         """Type and shape of the target's input."""
