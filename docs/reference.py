@@ -28,7 +28,7 @@ SCHEDULES = "The factor of the learning rate at each update."
 CALLBACKS = "Objects that fit() calls: they monitor training, keep the best epoch, and end training early."
 SOURCES = """[data.md](data.md) shows how to load data; `Batches` takes a source, which `read` makes from a file
 or folder."""
-METRICS = "Numbers for validation data besides the loss; any function of outputs and batch is a metric too."
+METRICS = "Numbers for validation data in addition to the loss; any function of outputs and batch is a metric too."
 FINE_TUNING = "Functions that change a model before training; [fine-tuning.md](fine-tuning.md) shows how."
 GRADIENTS = "Functions that take a model and return it with its gradient, or with Hessian-vector products."
 RUNTIME = "Functions that add our operators to stock onnxruntime, onnx and models, and set the number of threads."

@@ -59,7 +59,7 @@ def test_a_terminal_is_asked(command, monkeypatch):
     result = run(command, "model.onnx", "model.onnx", typed="n\n", monkeypatch=monkeypatch)
     assert result.exit_code == 2
     assert "'model.onnx' is the model itself: overwrite it? [y/N]" in result.stderr
-    assert "-o: 'model.onnx' is the model itself, and is left as it is" in result.stderr
+    assert "-o: 'model.onnx' is the model itself, and is not overwritten" in result.stderr
     assert Path("model.onnx").read_bytes() == before
     assert run(command, "model.onnx", "model.onnx", typed="y\n", monkeypatch=monkeypatch).exit_code == 0
     assert Path("model.onnx").read_bytes() != before

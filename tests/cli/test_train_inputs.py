@@ -111,7 +111,7 @@ OUT = ("-o", "out.onnx")
             ("--loss", "cross-entropy:logits:ignore-index=1.5"),
             "--loss 'cross-entropy:logits:ignore-index=1.5': ignore-index is '1.5', expected a whole number",
         ),
-        (("--loss", "logits"), "--loss 'logits' is an output of the model, which stands alone: others cannot be added"),
+        (("--loss", "logits"), "--loss 'logits' is an output of the model: it must be the only loss"),
         (
             ("--loss", "mse:logits:target=z"),
             "--data: 'train.npz' lacks 'z', an input of the model or the loss; available: 'x', 'target'",
@@ -137,7 +137,10 @@ OUT = ("-o", "out.onnx")
         (("--group", "*.bios:lr=0"), "AdamW: groups has '*.bios', which no parameter's name matches"),
         (("--schedule", "cosinus"), "--schedule 'cosinus': 'cosinus' does not exist; did you mean 'cosine'?"),
         (("--schedule", "step", "--warmup", "3"), "--warmup is for constant, linear, cosine: step has no such setting"),
-        (("--schedule", "step:every=0"), "--schedule 'step:every=0': every is 0, expected at least 1"),
+        (
+            ("--schedule", "step:every=0"),
+            "--schedule 'step:every=0': every is 0, expected a number of updates, at least 1",
+        ),
         (
             ("--metric", "accuracy"),
             "--metric needs validation examples: name a file or a share with --val",
@@ -154,7 +157,7 @@ OUT = ("-o", "out.onnx")
         ),
         (
             ("--metric", "accuracy:name=loss", "--val", "0.5"),
-            "--metric 'accuracy:name=loss': 'loss' is shown already, give it another one with name=",
+            "--metric 'accuracy:name=loss': 'loss' is the name of another number: choose one with name=",
         ),
         (
             ("--keep-best",),

@@ -234,8 +234,8 @@ def test_of_scikit_learn(tmp_path):
     assert [o.name for o in new.graph.output] == ["out_activations_result"] and run(new, {"X": x})[0].shape == (6, 3)
     with raises(
         ValueError,
-        "replace_head: TreeEnsembleClassifier (node 'TreeEnsembleClassifier') has no weights that a gradient could "
-        "change: train trees where they came from; onnxgrad.cut() and onnxgrad.join() put a head behind what is before "
+        "replace_head: TreeEnsembleClassifier (node 'TreeEnsembleClassifier') has no weights with a gradient: train "
+        "trees with the library that made them; onnxgrad.cut() and onnxgrad.join() append a head to the part before "
         "them",
     ):
         onnxgrad.replace_head(tmp_path / "RandomForest.onnx", 2)
@@ -453,7 +453,7 @@ def test_models_without_a_head():
     with raises(
         ValueError,
         "replace_head: no product or convolution with weights is before 'y', which Tanh (node 'Tanh_1') computes, so "
-        "that there is no head to replace: onnxgrad.join() puts one behind it",
+        "that there is no head to replace: onnxgrad.join() appends one",
     ):
         onnxgrad.replace_head(onnx.parser.parse_model(text), 2)
     residual = TWO_LAYERS.replace("y = Softmax(s)", "y = Add(s, h)").replace("[n, 3] y", "[n, 8] y")

@@ -82,7 +82,7 @@ WRONG = {
     "an input of a node that is not there": (
         model("{ y = Mul(x, v) }"), "is not valid: there is no 'v', which is an input (Mul)"),
     "functions that double 40 times": (
-        functions(40, doubling), "has 5.5e+11 nodes once its functions are written out, expected at most 1,000,000"),
+        functions(40, doubling), "has 5.5e+11 nodes once its functions are expanded, expected at most 1,000,000"),
     "a function that calls itself": (
         functions(2, recursive), "is not valid: the function 'F1' calls itself"),
     "a constant of a trillion": (

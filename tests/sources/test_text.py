@@ -138,7 +138,7 @@ def test_a_text_as_a_whole_is_cut_into_chunks(folder):
     fixed = read_names(folder, embedded(300, 300, 16, is_next=True), NEXT, "names.txt")
     assert same_bits(fixed.take(np.arange(3))["target"], batch["target"][:3])
     for how, sentence in (
-        ({}, "is cut into chunks of tokens, of a length that the model leaves open: say length 128"),
+        ({}, "is split into chunks of a number of tokens that the model leaves open: set length="),
         ({"length": 9999}, f"has {len(ids)} tokens, expected more than 9999, the length of an example"),
     ):
         with raises(ValueError, f"read: {str(folder / 'names.txt')!r} {sentence}"):

@@ -208,8 +208,8 @@ IN_THREE = {"t": np.array([0, 1, 2, 0])}
     (metrics.F1("y", "t", average="binary"), THREE, IN_THREE,
      "F1: average is 'binary', but 'y' has 3 classes: take 'macro', 'micro' or 'weighted'"),
     (metrics.Recall("y", "t"), ONE, {"t": ONE["y"]},
-     "Recall: 'y' is one score for each example: say above which it predicts class 1 (threshold=0 for logits, 0.5 for "
-     "probabilities)"),
+     "Recall: 'y' is one score for each example: set the threshold above which it predicts class 1 (0 for logits, 0.5 "
+     "for probabilities)"),
     (metrics.F1("y", "t", threshold=0.0), THREE, IN_THREE, "F1: 't' has shape [4], but 'y' has [4, 3]"),
     (metrics.ConfusionMatrix("y", "t", threshold=0.0), THREE, {"t": THREE["y"]},
      "ConfusionMatrix: 'y' has 3 labels, of which any may apply: there is a matrix of classes only, without a "

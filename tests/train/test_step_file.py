@@ -261,7 +261,7 @@ def test_more_is_refused(tmp_path):
     with pytest.raises(TypeError, match="a model needs a loss and an optimizer; only a Trainer brings its own"):
         onnxgrad.export_step(mlp(), path)
     trainer = Trainer(mlp(), LOSS, optim.SGD())
-    with pytest.raises(TypeError, match="a Trainer has its loss, optimizer and settings: give none beside it"):
+    with pytest.raises(TypeError, match="a Trainer has its own loss, optimizer and settings: pass none with it"):
         onnxgrad.export_step(trainer, path, LOSS)
     trainer.precision = "bf16"
     with pytest.raises(ValueError, match="a step as a file has no precision"):

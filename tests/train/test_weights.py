@@ -170,7 +170,7 @@ def test_a_missing_file_of_weights_is_one_sentence(tmp_path, monkeypatch):
     onnx.save(mlp(), path, save_as_external_data=True, location="m.onnx.data", size_threshold=0)
     (tmp_path / "m.onnx.data").unlink()
     text = "Trainer: the weights 'fc0.weight' are in the file {!r}, which does not exist: {}"
-    with raises(FileNotFoundError, text.format(f"{path}.data", "it belongs beside the model")):
+    with raises(FileNotFoundError, text.format(f"{path}.data", "expected it next to the model")):
         Trainer("m.onnx", losses.CrossEntropy("logits"), optim.SGD(lr=0.1))
     way_out = "a model that is loaded does not say in which folder its files are: give its path instead"
     with raises(FileNotFoundError, text.format("m.onnx.data", way_out)):

@@ -1,4 +1,4 @@
-"""A file of settings: what the command line has as --name value, TOML has as name = value."""
+"""A file of settings: `--name value` on the command line is `name = value` in TOML."""
 
 import tomllib
 from pathlib import Path

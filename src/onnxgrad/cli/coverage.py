@@ -1,4 +1,4 @@
-"""What there is: operators with their kernels and types, gradient rules, and where each operator of ONNX stands."""
+"""Coverage: operators with their kernels and types, gradient rules, and the status of each ONNX operator."""
 
 from typing import Any, NamedTuple
 

@@ -1,4 +1,4 @@
-"""The data to train on: what --data and --val name, examples held out, and the weights of classes."""
+"""The data to train on: --data and --val, held-out examples, and class weights."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""onnxgrad train --find-lr: tries learning rates, draws the losses at them, and suggests one."""
+"""onnxgrad train --find-lr: tries learning rates, plots the loss at each, and suggests one."""
 
 import math
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The group of commands: how each of them is added, and how it refuses."""
+"""The group of commands: how commands are added, and how they report errors."""
 
 import functools
 import traceback
@@ -35,7 +35,7 @@ class Refused(click.ClickException):
 
 
 class Failed(Refused):
-    """What was asked for was fine, and went wrong all the same."""
+    """A valid request that failed while it ran."""
 
     exit_code = 1
 

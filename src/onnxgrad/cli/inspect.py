@@ -1,4 +1,4 @@
-"""onnxgrad inspect: what a model is, and what training would do with it."""
+"""onnxgrad inspect: the contents of a model, and which of them training would change."""
 
 from collections import Counter
 from pathlib import Path

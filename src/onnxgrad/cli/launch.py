@@ -1,4 +1,4 @@
-"""onnxgrad under mpiexec or torchrun: the processes it was started as, and how they end when one of them refuses."""
+"""onnxgrad under mpiexec or torchrun: its processes, and how all end when one reports an error."""
 
 import atexit
 import os

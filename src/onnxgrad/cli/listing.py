@@ -1,4 +1,4 @@
-"""onnxgrad ops: what operators and rules there are."""
+"""onnxgrad ops: lists operators and rules."""
 
 import fnmatch
 

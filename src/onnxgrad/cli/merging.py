@@ -1,4 +1,4 @@
-"""onnxgrad merge: adapters folded into the weights of a model."""
+"""onnxgrad merge: merges adapters into the weights of a model."""
 
 from pathlib import Path
 

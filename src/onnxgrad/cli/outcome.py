@@ -1,4 +1,4 @@
-"""What a run came to: a table of its epochs, the files it wrote, and the curves of its plot."""
+"""The outcome of a run: a table of its epochs, the files it wrote, and the curves of its plot."""
 
 import math
 from collections.abc import Mapping, Sequence

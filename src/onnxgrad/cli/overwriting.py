@@ -1,4 +1,4 @@
-"""expect_other_files(): a model is not overwritten by what is made from it, unless that is wanted."""
+"""expect_other_files(): an output does not overwrite its input model, unless the user agrees."""
 
 import sys
 from pathlib import Path
@@ -21,9 +21,9 @@ def expect_other_files(model: Path, loaded: Any, output: Path, overwrite: bool) 
     if not is_terminal():
         raise Refused(f"-o: {what}: name another file, or add --overwrite")
     if not click.confirm(f"onnxgrad: {what}: overwrite it?", err=True):
-        raise Refused(f"-o: {what}, and is left as it is")
+        raise Refused(f"-o: {what}, and is not overwritten")
 
 
 def is_terminal() -> bool:
-    """Whether somebody can answer."""
+    """Whether a user can answer."""
     return sys.stdin.isatty()

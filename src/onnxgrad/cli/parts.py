@@ -1,4 +1,4 @@
-"""onnxgrad cut and onnxgrad join: a part of a model, and two models made one."""
+"""onnxgrad cut and onnxgrad join: a part of a model, and two models joined."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -89,4 +89,5 @@ def _write(model: Any, path: Path, source: Path) -> None:
     ends = [("input", v) for v in inputs] + [("output", v) for v in graph.outputs]
     show(["", "name", "type"], [[what, str(v.name), described(v)] for what, v in ends])
     sizes = " + ".join(f"{file.name} {size(file)}" for file in files)
-    plain_console().print(f"{sum(1 for _ in graph.all_nodes())} nodes; {sizes}", markup=False)
+    count = sum(1 for _ in graph.all_nodes())
+    plain_console().print(f"{count} node{'s' * (count != 1)}; {sizes}", markup=False)

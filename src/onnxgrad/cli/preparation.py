@@ -1,4 +1,4 @@
-"""A run of onnxgrad train before it starts: everything that can be wrong with it is found here."""
+"""Preparation of a run of onnxgrad train: all errors in its options and files are found here."""
 
 import contextlib
 import tempfile

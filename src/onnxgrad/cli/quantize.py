@@ -1,4 +1,4 @@
-"""onnxgrad quantize: a model of a few bits, with what that costs."""
+"""onnxgrad quantize: a model with few bits, and how much accuracy that costs."""
 
 import itertools
 from collections.abc import Iterator, Sequence

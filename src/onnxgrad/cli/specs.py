@@ -1,4 +1,4 @@
-"""Specs: losses, optimizers, schedules and metrics as text, `kind:output:name=value:…`, as the command line has them.
+"""Specs: losses, optimizers, schedules and metrics as text, `kind:output:name=value:…`, on the command line.
 
 cross-entropy:logits:target=labels:label-smoothing=0.1, adamw:betas=0.9,0.95, cosine:final=0.1, accuracy:logits:top=5
 
@@ -83,7 +83,10 @@ def build(spec: Spec, given: Mapping[str, Any] | None = None) -> Any:
     missing = [n for n in settings_of(kind).values() if n not in values and not hasattr(kind, n)]
     if missing:
         raise ValueError(f"{spec}: {spec.kind} needs {missing[0]}")
-    return kind(**values)
+    try:
+        return kind(**values)
+    except ValueError as error:
+        raise ValueError(f"{spec}: {str(error).removeprefix(f'{kind.__name__}: ')}") from None
 
 
 def kind_of(spec: Spec) -> type:
@@ -144,7 +147,7 @@ def loss(texts: Sequence[str], outputs: Sequence[str], inner: Collection[str] = 
     own = [t for t in texts if t in outputs]
     if own:
         if len(texts) > 1:
-            raise ValueError(f"--loss {own[0]!r} is an output of the model, which stands alone: others cannot be added")
+            raise ValueError(f"--loss {own[0]!r} is an output of the model: it must be the only loss")
         return own[0]
     terms: list[losses.Loss] = []
     for text in texts:
@@ -197,9 +200,6 @@ def schedule(text: str, warmup: float | None, updates: int) -> schedules.Schedul
         _expect_setting(spec, kind, "warmup")
         given["warmup"] = round(warmup * updates) if warmup < 1 else round(warmup)
     result: schedules.Schedule = build(spec, given)
-    for name in whole_run:
-        if getattr(result, name, 1) < 1:
-            raise ValueError(f"{spec}: {name} is {getattr(result, name)}, expected at least 1")
     return result
 
 
@@ -252,6 +252,6 @@ def metrics_by_name(
             )
         name = name or (spec.kind if spec.kind not in found else text)
         if name in found or name == "loss":
-            raise ValueError(f"{spec}: {name!r} is shown already, give it another one with name=")
+            raise ValueError(f"{spec}: {name!r} is the name of another number: choose one with name=")
         found[name] = metric
     return found

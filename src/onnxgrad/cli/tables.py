@@ -10,6 +10,7 @@ from rich.table import Table
 
 from onnxgrad.train.progress import in_bytes
 
+TEXT, PADDING = 8, 3  # columns that text gets at least, and those between two
 WIDE = 240  # columns where the output is not a terminal, so that lines stay whole
 
 
@@ -20,15 +21,20 @@ def plain_console() -> Console:
 
 
 def show(heading: Sequence[str], rows: Sequence[Sequence[str]], numbers: int = 0) -> None:
-    """Prints a table whose last `numbers` columns are numbers."""
+    """Prints a table whose last `numbers` columns are numbers, which stay whole in a narrow terminal."""
     from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    console, narrowest = plain_console(), 0
     for k, name in enumerate(heading):
-        table.add_column(name, justify="right" if k >= len(heading) - numbers else "left", overflow="fold")
+        is_number = k >= len(heading) - numbers
+        width = max(map(len, (*name.split(), *(row[k] for row in rows)))) if is_number else None
+        narrowest += (width or TEXT) + PADDING
+        table.add_column(name, justify="right" if is_number else "left", overflow="fold", min_width=width)
     for row in rows:
         table.add_row(*map(Text, row))
-    plain_console().print(table)
+    console.width = max(console.width, narrowest)
+    console.print(table)
 
 
 def described(value: Any) -> str:

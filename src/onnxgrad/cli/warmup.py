@@ -1,4 +1,4 @@
-"""onnxgrad warmup: compiles all kernels ahead."""
+"""onnxgrad warmup: compiles all kernels ahead of time."""
 
 from onnxgrad.cli.group import command
 

@@ -1,4 +1,4 @@
-"""save_adapter() and load_adapter(): adapters in files of their own, as PEFT and onnxruntime read them."""
+"""save_adapter() and load_adapter(): adapters in separate files, in the formats of PEFT and onnxruntime."""
 
 import json
 import re

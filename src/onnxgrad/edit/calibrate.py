@@ -1,4 +1,4 @@
-"""insert_quantization(): onnxruntime's quantizer, kept quiet, over data of any kind."""
+"""insert_quantization(): runs onnxruntime's quantizer, without its output, on data of any kind."""
 
 import contextlib
 import io

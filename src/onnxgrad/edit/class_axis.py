@@ -1,4 +1,4 @@
-"""Where the classes of a head are in what is computed from its result, and what there states how many they are."""
+"""The axis of the classes in values computed from the result of a head, and the constants that contain their number."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple

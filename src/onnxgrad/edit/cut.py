@@ -1,4 +1,4 @@
-"""cut(): a part of a model, up to some of its values and from others."""
+"""cut(): a part of a model, between given values."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -50,7 +50,7 @@ def find_head(draft: Draft, known: Mapping[str, ir.Value], value: ir.Value) -> H
         by = "" if maker is None else f", which {named(maker)} computes"
         raise ValueError(
             f"{draft.caller}: no product or convolution with weights is before {value.name!r}{by}, so that there is no "
-            "head to replace: onnxgrad.join() puts one behind it"
+            "head to replace: onnxgrad.join() appends one"
         )
     if len(found) > 1 and not any(n.op_type in OF_INTEGERS for n in found):
         raise ValueError(
@@ -99,8 +99,8 @@ def _head(draft: Draft, known: Mapping[str, ir.Value], node: ir.Node, at: int) -
     kind = node.op_type
     if kind in TREES and node.domain == ML:
         raise ValueError(
-            f"{draft.caller}: {named(node)} has no weights that a gradient could change: train trees where they came "
-            "from; onnxgrad.cut() and onnxgrad.join() put a head behind what is before them"
+            f"{draft.caller}: {named(node)} has no weights with a gradient: train trees with the library that made "
+            "them; onnxgrad.cut() and onnxgrad.join() append a head to the part before them"
         )
     if kind in OF_INTEGERS:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What new weights are at the beginning: as those of torch's Linear and Conv layers."""
+"""Initial values of new weights, as in torch's Linear and Conv layers."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""join(): two models made one, where outputs of the first go into inputs of the second."""
+"""join(): joins two models: inputs of the second read outputs of the first."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

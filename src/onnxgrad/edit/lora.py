@@ -1,4 +1,4 @@
-"""lora(): a model with adapters of low rank beside some of its weights (Hu et al. 2021), which are trained instead."""
+"""lora(): adds low-rank adapters to some weights of a model (Hu et al. 2021), which are trained in their place."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""merge_lora(): adapters folded into the weights that they are beside, which leaves a model as it was made."""
+"""merge_lora(): merges adapters into their weights; the model then has its original nodes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

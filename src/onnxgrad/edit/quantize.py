@@ -1,4 +1,4 @@
-"""quantize(): a model whose weights, and the values that it computes, are integers of a few bits."""
+"""quantize(): a model whose weights and activations are integers of a few bits."""
 
 import fnmatch
 import re

@@ -1,4 +1,4 @@
-"""Requantization: weights of a few bits whose numbers have changed, rounded anew in the blocks that they had."""
+"""Requantization: rounds changed weights to few bits again, in their original blocks."""
 
 from dataclasses import dataclass
 from typing import Any

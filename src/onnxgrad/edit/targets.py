@@ -1,4 +1,4 @@
-"""Targets: the weights that an adapter can be put beside, and the names that choose them."""
+"""Targets: the weights that can have an adapter, and the names that select them."""
 
 import fnmatch
 import re

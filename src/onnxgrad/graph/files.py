@@ -173,7 +173,7 @@ def expect_weights(model: ir.Model, caller: str) -> None:
     for tensor in _tensors(model):
         if isinstance(tensor, ir.ExternalTensor) and not Path(tensor.path).is_file():
             way_out = (
-                "it belongs beside the model"
+                "expected it next to the model"
                 if Path(tensor.path).is_absolute()
                 else "a model that is loaded does not say in which folder its files are: give its path instead"
             )

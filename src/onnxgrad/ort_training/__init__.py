@@ -1,4 +1,4 @@
-"""onnxruntime-training's Python interface, as of 1.19.2, on stock onnxruntime: change an import, or nothing.
+"""onnxruntime-training's Python interface, as of 1.19.2, on stock onnxruntime: scripts change one import, or none.
 
 `from onnxgrad.ort_training import artifacts, onnxblock` and `from onnxgrad.ort_training.api import Module` in place of
 `onnxruntime.training`; or install(), or `python -m onnxgrad.ort_training script.py`, and a script stays as it is.

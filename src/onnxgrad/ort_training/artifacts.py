@@ -1,4 +1,4 @@
-"""generate_artifacts(): of a model, the files that onnxruntime-training's Module and Optimizer train with."""
+"""generate_artifacts(): writes the files for onnxruntime-training's Module and Optimizer."""
 
 import contextlib
 import os

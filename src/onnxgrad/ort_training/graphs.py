@@ -1,4 +1,4 @@
-"""The graphs of artifacts as a Module runs them: parameters in, the user's outputs and the gradients out.
+"""The graphs of artifacts as a Module runs them: inputs include parameters; outputs are the user's and the gradients.
 
 In the file every gradient ends in an accumulator that adds it to a buffer, or overwrites the buffer where
 lazy_reset_grad says so. Here gradients are outputs, which a session writes to where they are wanted.

@@ -1,4 +1,4 @@
-"""Trainer and artifacts: a Trainer goes on where artifacts are, and checkpoints of both are read by both."""
+"""Trainer and artifacts: a Trainer continues from artifacts, and each reads checkpoints of the other."""
 
 import dataclasses
 import os

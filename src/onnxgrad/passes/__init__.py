@@ -1,1 +1,1 @@
-"""What changes a model, one pass a file: before it is differentiated, and on its way into a training step."""
+"""Passes, one per file: they change a model before it is differentiated, and on its way to a training step."""

@@ -1,4 +1,4 @@
-"""The loss at the end of a graph: each part at the value it is of, an input for each target, all added up."""
+"""Appends the loss to a graph: each part reads its prediction and an input for its target, and all are summed."""
 
 import difflib
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ class Term(Protocol):
         """Where the classes are, for a loss of classes."""
 
     def of_logits(self) -> "Term":
-        """The loss that takes what is before one of its activations."""
+        """The loss that uses the input of its activation."""
 
     def target_like(self, prediction: Tensor) -> tuple[ir.DataType, tuple[Dim, ...] | None]:
         """Type and shape of the target's input."""

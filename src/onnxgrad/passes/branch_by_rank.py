@@ -1,4 +1,4 @@
-"""branch_by_rank(): an If whose branches give results of different ranks takes in what is computed from these.
+"""branch_by_rank(): moves nodes into an If whose branches have results of different ranks, if they read these.
 
 Rules need to know the ranks of what they differentiate, and in each branch they are known.
 """

@@ -1,4 +1,4 @@
-"""Transposes that undo each other, although linear layers and attention lie between them, are left out.
+"""Removes transposes that cancel, also with linear layers and attention between them.
 
 Models with attention of batches whose length comes first, as torch's MultiheadAttention computes it, swap batch and
 length before it and after it. What lies between treats all rows alike, so it can compute on rows in another order.

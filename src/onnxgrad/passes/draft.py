@@ -1,4 +1,4 @@
-"""A draft: a model on its way through a list of passes, and what they find out about it."""
+"""A draft: a model on its way through a list of passes, with their findings."""
 
 import gc
 from collections.abc import Callable, Iterable, Iterator

@@ -1,4 +1,4 @@
-"""Nodes that change nothing are left out: they copy tensors on a GPU, and keep others from being fused.
+"""Removes nodes that change nothing: on a GPU they copy tensors, and they prevent fusion.
 
 Exporters write Identity for Dropout and for copies, Slices of everything, Reshapes to the same shape, Casts to the same
 type, and Transposes that leave all axes where they are. The Identity of torch's detach() ends a gradient, and stays.

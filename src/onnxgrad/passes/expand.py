@@ -1,4 +1,4 @@
-"""Operators without a rule that ONNX itself defines by others: their definition takes their place."""
+"""Replaces operators without a rule by their ONNX function bodies."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""expand_nodes(): other operators in place of those that have a writer.
+"""expand_nodes(): replaces operators that have a writer by other operators.
 
 A writer is a function whose signature is the operator's schema: what can be None is an optional input, `*` begins the
 attributes. It returns the outputs, None for one that nobody needs; a function that returns None leaves the node as it
@@ -64,7 +64,7 @@ def _expand(builder: Builder, node: ir.Node, writer: Writer, caller: str) -> Non
     for old, new in itertools.zip_longest(node.outputs, results[: len(node.outputs)]):
         if new is None and (old.uses() or old.is_graph_output()):
             raise ValueError(
-                f"{caller}: {node.op_type} (node {node.name!r}): there is no way to write its output {old.name!r}"
+                f"{caller}: {node.op_type} (node {node.name!r}): onnxgrad cannot expand its output {old.name!r}"
             )
         if not old.name or new is None:
             continue

@@ -1,4 +1,4 @@
-"""expand_sequence_map(): a SequenceMap becomes the Loop that ONNX defines it by, for which there is a rule.
+"""expand_sequence_map(): replaces SequenceMap by the Loop that defines it, which has a rule.
 
 onnx has the definition as a function, whose body could not read values from outside.
 """

@@ -1,4 +1,4 @@
-"""find_logits(): what is before the Softmax or Sigmoid that made an output, for losses that apply it themselves."""
+"""find_logits(): the input of the Softmax or Sigmoid that computes an output, for losses that apply it themselves."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

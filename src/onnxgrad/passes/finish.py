@@ -1,4 +1,4 @@
-"""What every pipeline ends with: nothing dead, dimensions as they were, every domain imported, functions for ours."""
+"""The end of every pipeline: removes dead nodes, restores dimensions, imports domains, adds functions."""
 
 import onnx_ir as ir
 

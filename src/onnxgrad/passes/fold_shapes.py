@@ -1,4 +1,4 @@
-"""fold_shapes(): what a model computes about shapes, computed beforehand where it is constant; Ifs that it decides."""
+"""fold_shapes(): evaluates constant shape computations, and the Ifs that depend on them."""
 
 import onnx_ir as ir
 

@@ -1,4 +1,4 @@
-"""forget_sequence_shapes(): a sequence that a Loop changes begins as one of tensors of any shape.
+"""forget_sequence_shapes(): gives a sequence that a Loop changes tensors of unknown shape.
 
 onnx infers that all tensors of such a sequence have the shape of those that it begins with, which is wrong of some.
 """

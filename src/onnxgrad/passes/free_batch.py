@@ -1,4 +1,4 @@
-"""free_batch(): a model that was exported for batches of one size, changed to take batches of any size.
+"""free_batch(): changes a model that was exported for one batch size to accept any.
 
 It rewrites what the exporter computed from that size: shapes for Reshape and Expand, and whatever is as long as a
 batch. Whether examples then give the same results in any batch is for the caller to try out.

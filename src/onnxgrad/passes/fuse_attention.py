@@ -1,4 +1,4 @@
-"""Attention as FlashAttention: softmax(scale · Q · Kᵀ + mask) · V, in the forms that exporters write, as one node.
+"""Attention as FlashAttention: softmax(scale · Q · Kᵀ + mask) · V, in the forms of the exporters, becomes one node.
 
 Neither it nor its gradient holds the matrix of scores. Transposes from [batch, length, heads, numbers] and back, and
 factors that are constant numbers, go into the node.

@@ -1,4 +1,4 @@
-"""Chains of operators that stand for one, put back into it: Gelu, which exporters write by Erf before opset 20.
+"""Fuses chains of operators: into Gelu, which exporters write with Erf before opset 20.
 
 One node instead of five in each direction: its gradient is one pass.
 """

@@ -1,4 +1,4 @@
-"""A linear layer into many classes and its cross entropy as one operator, which never holds all logits.
+"""Fuses a linear layer with many classes and its cross entropy into one operator, which never stores all logits.
 
 For the last layer of a language model: GPT-2's logits of 8 · 512 tokens are 50,257 for each, 824 MB in float32, and as
 much again for their logarithms and for their gradients.

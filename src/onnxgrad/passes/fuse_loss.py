@@ -1,4 +1,4 @@
-"""Cross entropies as one operator: SoftmaxCrossEntropyLoss, of which onnxruntime makes several nodes, is replaced."""
+"""Cross entropies as one operator: replaces SoftmaxCrossEntropyLoss, which onnxruntime runs as several nodes."""
 
 import onnx_ir as ir
 

@@ -1,4 +1,4 @@
-"""infer(): types and shapes of all values, by onnx's shape inference and what it leaves out."""
+"""infer(): types and shapes of all values, by onnx's shape inference and additions for its gaps."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Queries, keys and values by one product: three linear layers that read the same value become one.
+"""Queries, keys and values from one product: merges three linear layers that read the same value.
 
 A GPU computes one large product in less time than three, and attention then reads all three from one tensor. The
 weights stay apart: they are put together in every step.

@@ -1,4 +1,4 @@
-"""Attention to parts of one tensor as PackedAttention, which reads queries, keys and values where they lie.
+"""Attention whose queries, keys and values are parts of one tensor becomes PackedAttention, which reads them in place.
 
 One product often makes all three. Models cut its result into parts, which are copied, as is every gradient on its way
 back. Where the parts lie is found by taking the same views of an array: its strides tell.

@@ -1,4 +1,4 @@
-"""prepare(): a model as rules are written for it, by passes that gradients and training begin with."""
+"""prepare(): the first passes of gradients and training, which bring a model into the form that rules expect."""
 
 from contextlib import suppress
 

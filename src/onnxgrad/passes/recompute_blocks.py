@@ -1,4 +1,4 @@
-"""recompute_blocks(): activations that gradients read are computed again in the backward pass, instead of being kept.
+"""recompute_blocks(): computes activations again in the backward pass, instead of keeping them.
 
 The chosen forward nodes are divided into regions. Gradients read copies of a region's nodes, which begin at what goes
 into the region. onnxruntime frees what the forward pass alone reads, so only that is kept. A copy would run as early as

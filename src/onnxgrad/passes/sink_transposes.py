@@ -1,4 +1,4 @@
-"""Transposes moved behind what cuts a tensor into parts, so that they come right before the products that use these.
+"""Moves transposes past nodes that split a tensor, directly before the products that use the parts.
 
 Models that compute queries, keys and values at once transpose all of them and then take them apart. A product can take
 a transposed part as it lies in memory, and its gradient gives such a part.

@@ -1,4 +1,4 @@
-"""store_integers(): trained weights go back into the integers that they came from; see fake_quantize.py."""
+"""store_integers(): stores trained weights as integers again; see fake_quantize.py."""
 
 from collections.abc import Mapping
 

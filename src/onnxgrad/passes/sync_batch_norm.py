@@ -1,4 +1,4 @@
-"""BatchNormalization's statistics over all ranks' parts of a batch: sums that are added up while the graph runs."""
+"""BatchNormalization statistics over the slices of all ranks: sums that are all-reduced while the graph runs."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Sums over all axes but the last as BiasGrad, for GPUs: the gradients of biases, which onnxruntime adds up slowly."""
+"""Sums over all axes but the last become BiasGrad on GPUs: gradients of biases, which onnxruntime sums slowly."""
 
 import onnx_ir as ir
 

@@ -1,4 +1,4 @@
-"""use_depthwise_conv: DepthwiseConv in place of Conv, on the CPU, where every channel is convolved by itself.
+"""use_depthwise_conv: DepthwiseConv in place of depthwise Conv nodes, on the CPU.
 
 onnxruntime lays weights out for its fast convolution when a session begins. Weights that are trained change with every
 run, and what is left to it is a product for each channel, several times slower.

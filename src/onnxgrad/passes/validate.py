@@ -1,4 +1,4 @@
-"""validate(): what is wrong with a model, in one sentence, before anything else looks at it."""
+"""validate(): reports an invalid model in one sentence, before any other pass reads it."""
 
 from typing import Any
 
@@ -79,7 +79,7 @@ def _expect_finite_functions(draft: Draft) -> None:
     found = size(draft.graph.all_nodes(), ())
     if draft.model.functions and found > MOST_NODES:
         raise ValueError(
-            f"{draft.caller}: the model has {found:.3g} nodes once its functions are written out, expected at most "
+            f"{draft.caller}: the model has {found:.3g} nodes once its functions are expanded, expected at most "
             f"{MOST_NODES:,}"
         )
 

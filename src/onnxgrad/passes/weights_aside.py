@@ -1,4 +1,4 @@
-"""weights_aside(): a model without its large weights, for the time that onnx itself looks at it."""
+"""weights_aside(): removes large weights from a model while onnx processes it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""write_gradients: ONNX's operator Gradient becomes the nodes of the gradient that it stands for.
+"""write_gradients: replaces ONNX's operator Gradient by the nodes of the gradient.
 
 Gradient names values of its graph: xs and zs, which a function depends on, and y, its result. Its inputs say where the
 gradient of y with respect to xs is taken: at the named values themselves, or at others in their place.

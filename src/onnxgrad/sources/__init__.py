@@ -1,4 +1,4 @@
-"""Data as people have it: tables, images, text and arrays, read as the inputs of a model and its loss."""
+"""Data: tables, images, text and arrays, read as the inputs of a model and its loss."""
 
 from onnxgrad.sources.read import read
 from onnxgrad.sources.source import Arrays, Source, balanced_weights

@@ -1,4 +1,4 @@
-"""Arrays as data: those that are wanted, all with the same number of examples."""
+"""Arrays as data: selects those that are needed, and checks that all have the same number of examples."""
 
 from collections.abc import Mapping
 from typing import Any

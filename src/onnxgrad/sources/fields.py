@@ -1,4 +1,4 @@
-"""The fields of a model and its loss: what its inputs and targets are like; worker processes do without."""
+"""The fields of a model and its loss: types and shapes of inputs and targets; worker processes do not import this."""
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple

@@ -1,4 +1,4 @@
-"""Images: files, or bytes of files, as the numbers that a model takes, with augmentation that depends on a seed."""
+"""Images: files, or bytes of files, converted to the input of a model, with augmentation that depends on a seed."""
 
 import io
 import math

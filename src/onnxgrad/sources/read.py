@@ -1,4 +1,4 @@
-"""read(): the data of a file or folder, as a model and its loss take it; each kind is a module of kinds/."""
+"""read(): reads a file or folder as inputs of a model and its loss; each kind of data is a module of kinds/."""
 
 import functools
 import importlib

@@ -1,4 +1,4 @@
-"""What a reader is asked for: the inputs of a model and its loss, and settings of how to read."""
+"""Requests to readers: the inputs of a model and its loss, and the settings."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields

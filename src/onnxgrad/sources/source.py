@@ -1,4 +1,4 @@
-"""Source: examples by number, whatever holds them."""
+"""Source: examples by index, from any kind of data."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence

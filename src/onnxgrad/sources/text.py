@@ -1,4 +1,4 @@
-"""Text as tokens: what a model of language takes, made by a tokenizer.json for each batch, or of a text as a whole."""
+"""Text as tokens, the input of language models: by a tokenizer.json, for each batch or for a whole text."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -194,7 +194,9 @@ def from_chunks(request: Request) -> Source:
     names = roles(request)
     length, _ = length_of(request, names)
     if length is None:
-        raise request.error("is cut into chunks of tokens, of a length that the model leaves open: say length 128")
+        raise request.error(
+            f"is split into chunks of a number of tokens that the model leaves open: set {request.option('length')}"
+        )
     left = [f.name for f in request.inputs if f.name not in names]
     if left or len(request.targets) > 1:
         raise request.error(f"is text alone, but there is {(left or [f.name for f in request.targets])[-1]!r} as well")

@@ -1,4 +1,4 @@
-"""Worker processes: they take batches from a source ahead of the step, in the order in which these are asked for.
+"""Worker processes: they load batches from a source ahead of the step, in the order of the requests.
 
 Each batch comes in a file without a name that is nowhere but in memory, and goes with the message. Workers are started
 anew, not forked, and do not run the script that asks for them; they end with the connection, so also when this process

@@ -1,4 +1,4 @@
-"""Graphs: a model whose weights are torch's: the network that it is in train mode, and in inference mode."""
+"""Graphs: a model whose weights are torch tensors, as a network in train mode and one in inference mode."""
 
 import threading
 from collections.abc import Collection, Mapping

@@ -1,4 +1,4 @@
-"""Network: a model that torch.autograd runs, and may differentiate any number of times."""
+"""Network: a model that torch.autograd runs and can differentiate any number of times."""
 
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

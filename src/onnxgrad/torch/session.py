@@ -1,4 +1,4 @@
-"""TensorSession: an onnxruntime session that reads torch's tensors where they are, and gives its results as tensors."""
+"""TensorSession: an onnxruntime session that reads torch tensors in place, and returns tensors."""
 
 import contextlib
 import functools

@@ -1,4 +1,4 @@
-"""Signature: what a model takes, and the tensors of a call by the names of its inputs, or one sentence about them."""
+"""Signature: the inputs of a model, and the tensors of a call by input name, or one sentence if they do not fit."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

@@ -1,1 +1,1 @@
-"""Training: losses, optimizers, schedules, and the trainer that puts them to work."""
+"""Training: losses, optimizers, schedules, and the trainer that uses them."""

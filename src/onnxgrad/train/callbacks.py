@@ -1,4 +1,4 @@
-"""Callbacks: what fit() calls along the way; they may watch, save, and end training."""
+"""Callbacks: objects that fit() calls during training; they may monitor it, save, and end it."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Checkpoints: one safetensors file, either the old one or the new one, whatever happens while it is written."""
+"""Checkpoints: one safetensors file; if writing fails, the old one is still there."""
 
 import contextlib
 import json

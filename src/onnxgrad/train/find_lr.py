@@ -1,4 +1,4 @@
-"""find_lr(): a few steps at ever higher learning rates, which show where the loss falls fastest."""
+"""find_lr(): steps with increasing learning rates, to find where the loss falls fastest."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""kernels_of(): what the nodes of a session will launch for a batch, before any of them runs."""
+"""kernels_of(): the kernels that the nodes of a session will launch for a batch, before any of them runs."""
 
 from collections.abc import Mapping
 from contextlib import suppress

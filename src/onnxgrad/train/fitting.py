@@ -1,4 +1,4 @@
-"""fit(): epochs of steps, with progress, checkpoints, and a good state on disk whatever stops it."""
+"""fit(): epochs of steps with progress and checkpoints, and a valid state on disk if anything stops it."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
@@ -34,7 +34,7 @@ class TrainingStoppedError(ArithmeticError):
 class Record:
     """One epoch of fit(): its number, updates so far, the mean loss, its time, and the results of evaluate().
 
-    `peak_memory` is in bytes: the most that the process has held so far; on a GPU, what is taken of its memory.
+    `peak_memory` is in bytes: the maximum that the process has held so far; on a GPU, the memory in use.
     """
 
     epoch: int

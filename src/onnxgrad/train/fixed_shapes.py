@@ -1,4 +1,4 @@
-"""fix_shapes(): a graph for batches of certain shapes, whose dimensions are numbers as far as that is known."""
+"""fix_shapes(): a graph for batches of given shapes, with numbers for all dimensions that are then known."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""Frozen weights: one array each, which all sessions of a trainer read, and nothing else of the file they came in."""
+"""Frozen weights: one array each, shared by all sessions of a trainer; the rest of their file is not kept."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The graphs a trainer runs: one for a step, with the loss and its gradients, and one to evaluate, without.
+"""The graphs that a trainer runs: one for a step, with loss and gradients, and one for evaluation, without gradients.
 
 Both begin as one prepared draft, and each is a list of passes: the list says what the graph is.
 """

@@ -1,4 +1,4 @@
-"""Ctrl-C and a batch scheduler's SIGTERM, noted while a step runs and acted on when it is complete."""
+"""Ctrl-C and a batch scheduler's SIGTERM: noted while a step runs, handled when it is complete."""
 
 import contextlib
 import signal

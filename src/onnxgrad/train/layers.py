@@ -1,4 +1,4 @@
-"""Layers: how deep in a model each parameter is, for learning rates that fall from its end to its beginning.
+"""Layers: the depth of each parameter in the model, for learning rates that fall from its end to its beginning.
 
 A block is what the names count: `encoder.layer.3` of all parameters that begin with it, by the first number in a name,
 or in the names of the nodes that read it. Its layer follows from the way of the data through the graph: one more than

@@ -1,4 +1,4 @@
-"""The loss scale of fp16: gradients of a larger loss, so that small ones are not lost below what float16 can hold."""
+"""The loss scale of fp16: a larger loss, so that small gradients do not underflow in float16."""
 
 from dataclasses import dataclass
 

@@ -46,7 +46,7 @@ class Loss(Total):
     target: str
     share: float
     reduction: str = "mean"
-    activations: ClassVar[tuple[str, ...]] = ()  # if one of these made the prediction, the loss takes what is before it
+    activations: ClassVar[tuple[str, ...]] = ()  # if one of these computes the prediction, the loss uses its input
 
     @property
     def parts(self) -> tuple["Loss", ...]:  # type: ignore[override]
@@ -71,7 +71,7 @@ class Loss(Total):
         return None
 
     def of_logits(self) -> "Loss":
-        """The loss that takes what is before one of its activations."""
+        """The loss that uses the input of its activation."""
         return self
 
     def wrong_class(self, target: Array, shape: Sequence[Any] | None) -> tuple[tuple[int, ...], str] | None:
@@ -264,7 +264,7 @@ class CrossEntropy(_LossOfClasses):
 
     Targets are class numbers, or with `probabilities=True` a distribution over the classes. `ignore_index` is a class
     number that does not count; `weights` are one number per class; `label_smoothing` mixes in the uniform distribution.
-    Of an output that Softmax made the loss takes what is before the Softmax.
+    If a Softmax computes the output, the loss uses the input of the Softmax.
     """
 
     activations = ("Softmax", "LogSoftmax")
@@ -330,9 +330,9 @@ class CrossEntropy(_LossOfClasses):
 class NLL(_LossOfClasses):
     """The negative log-likelihood of classes along `axis`, as PyTorch's NLLLoss: the output is log-probabilities.
 
-    With `log_prediction=False` it is probabilities, whose logarithms are taken, not below -100. Targets are class
-    numbers; `ignore_index` is one that does not count; `weights` are one number per class. Of an output that Softmax
-    made the loss takes what is before the Softmax.
+    With `log_prediction=False` the output is probabilities; their logarithms are limited to -100. Targets are class
+    numbers; `ignore_index` is one that does not count; `weights` are one number per class. If a Softmax computes the
+    output, the loss uses the input of the Softmax.
     """
 
     activations = ("Softmax",)
@@ -376,8 +376,8 @@ def _constant(array: Any, like: Tensor) -> Tensor:
 class BCEWithLogits(_ReducedLoss):
     """Binary cross entropy of scores (logits), each on its own; targets are 0 to 1.
 
-    `pos_weight` is the weight of positive targets, one number or one for each score. Of an output that Sigmoid made the
-    loss takes what is before the Sigmoid.
+    `pos_weight` is the weight of positive targets, one number or one for each score. If a Sigmoid computes the output,
+    the loss uses the input of the Sigmoid.
     """
 
     activations = ("Sigmoid",)

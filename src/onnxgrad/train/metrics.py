@@ -1,4 +1,4 @@
-"""Metrics: numbers for validation data besides the loss; any function of outputs and batch is one.
+"""Metrics: numbers for validation data in addition to the loss; any function of outputs and batch is one.
 
 A metric counts in every batch, and its result comes from the counts of all of them: an F1 score is not the mean of the
 F1 scores of batches.
@@ -153,8 +153,8 @@ class _OfClasses(Metric):
             kind = type(self).__name__
             if prediction.ndim == 1 or 1 in prediction.shape[self.axis :][:1]:
                 raise ValueError(
-                    f"{kind}: {self.prediction!r} is one score for each example: say above which it predicts class 1 "
-                    "(threshold=0 for logits, 0.5 for probabilities)"
+                    f"{kind}: {self.prediction!r} is one score for each example: set the threshold above which it "
+                    "predicts class 1 (0 for logits, 0.5 for probabilities)"
                 )
             actual = _target_classes(self, prediction, target, self.axis)
             target, predicted, count = actual, prediction.argmax(self.axis), prediction.shape[self.axis]

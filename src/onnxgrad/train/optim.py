@@ -1,4 +1,4 @@
-"""Optimizers: SGD, Adam, AdamW, Adagrad, RMSprop and Lamb, as PyTorch defines them where it has them.
+"""Optimizers: SGD, Adam, AdamW, Adagrad, RMSprop and Lamb, as in PyTorch where it has them.
 
 An optimizer is a small value: its settings, and `groups`, other settings for parameters whose names match a pattern.
 Its state for a model is an `OptimizerState`, which the trainer makes with `optimizer.start(buffers)`.

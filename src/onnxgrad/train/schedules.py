@@ -69,7 +69,7 @@ class Cosine(Schedule):
 
 @dataclass(frozen=True)
 class Step(Schedule):
-    """Multiplies the rate with `factor` after every `every` steps."""
+    """Multiplies the rate by `factor` after every `every` steps."""
 
     every: int
     factor: float = 0.1
@@ -80,7 +80,7 @@ class Step(Schedule):
 
 @dataclass(frozen=True)
 class OneCycle(Schedule):
-    """Up along a cosine from 1/`start` of the rate for `rise` of the steps, then down to 1/(`start`·`end`) of it.
+    """Rises along a cosine from 1/`start` of the rate for `rise` of the steps, then falls to 1/(`start`·`end`) of it.
 
     The learning rate of the optimizer is the highest one, PyTorch's max_lr.
     """

@@ -1,4 +1,4 @@
-"""export_step(): a training step as plain ONNX files, which any onnxruntime runs, with no onnxgrad beside it."""
+"""export_step(): a training step as plain ONNX files, which any onnxruntime runs without onnxgrad."""
 
 import json
 from collections.abc import Mapping
@@ -95,7 +95,7 @@ def _trainer_of(model: Any, loss: Any, optimizer: Any, trainable: Any, settings:
             raise TypeError("export_step: a model needs a loss and an optimizer; only a Trainer brings its own")
         trainer = Trainer(model, loss, optimizer, trainable, **settings)
     elif loss is not None or optimizer is not None or trainable is not None or settings:
-        raise TypeError("export_step: a Trainer has its loss, optimizer and settings: give none beside it")
+        raise TypeError("export_step: a Trainer has its own loss, optimizer and settings: pass none with it")
     else:
         trainer = model
     for what, is_other in (

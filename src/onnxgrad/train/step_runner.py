@@ -1,4 +1,4 @@
-"""StepRunner: a batch's loss and gradients, clipping, and the update, now or ahead of a GPU that is still at it."""
+"""StepRunner: loss and gradients of a batch, clipping, and the update; on a GPU it does not wait for the result."""
 
 import functools
 import math

@@ -1,4 +1,4 @@
-"""TrainedModel: the model of a trainer as it came, and the graphs that are made from it."""
+"""TrainedModel: the original model of a trainer, and the graphs made from it."""
 
 from collections.abc import Sequence
 from pathlib import Path

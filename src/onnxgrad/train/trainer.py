@@ -179,7 +179,7 @@ class Trainer:
         self._evaluation = Evaluation(evaluated, open_session, self._device, targets, self.ranks, self.skips)
 
     def _rate(self, steps: int) -> float:
-        """What the learning rate is multiplied by; find_lr() changes the schedule."""
+        """The factor of the learning rate; find_lr() changes the schedule."""
         return self.schedule(steps)
 
     def _rates_of(self, layers: Mapping[str, int]) -> dict[str, float]:
@@ -273,26 +273,26 @@ class Trainer:
         return self._state.optimizer.numbers_of[name]
 
     def optimizer_arrays(self) -> dict[str, dict[str, Any]]:
-        """What the optimizer keeps for every parameter, by slot and parameter."""
+        """The optimizer's arrays, by slot and parameter."""
         return {slot: self._state.buffers.views(array) for slot, array in self._state.optimizer.slots.items()}
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """What is trained, by name: the trainer's own arrays, to read and write.
+        """The trained parameters by name: the trainer's own arrays, to read and write.
 
-        From then on each step in half precision on a GPU casts all of them, as anybody may have written into them.
+        After the first use, each step in half precision on a GPU casts all of them, since they may have been changed.
         """
         self._state.buffers.is_shared = True
         return self._state.parameters
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of what is trained, by name."""
+        """The shapes of the trained parameters, by name."""
         return {part.name: part.shape for part in self._state.buffers.slices}
 
     @property
     def gradients(self) -> dict[str, Any]:
-        """Of the last step, by parameter."""
+        """The gradients of the last step, by parameter."""
         return self._state.gradients
 
     @property
@@ -302,17 +302,17 @@ class Trainer:
 
     @property
     def seed(self) -> int:
-        """What Dropout drops follows from it."""
+        """The seed that determines the choices of Dropout."""
         return self._state.seed
 
     @property
     def steps(self) -> int:
-        """Updates made."""
+        """The number of updates so far."""
         return self._state.optimizer.steps
 
     @property
     def skipped(self) -> int:
-        """Updates that fp16 gradients were too large for."""
+        """The number of updates skipped because fp16 gradients overflowed."""
         return self._state.skipped
 
     @property
@@ -323,12 +323,12 @@ class Trainer:
 
     @property
     def peak_memory(self) -> int:
-        """Bytes: the most that this process has held so far; on a GPU, what is taken of its memory, by whomever."""
+        """The peak memory of this process in bytes; on a GPU, the memory in use by all processes."""
         return self._device.peak_memory()
 
     @property
     def gradient_norm(self) -> float:
-        """Of the last update's gradient, before clipping."""
+        """The norm of the last update's gradient, before clipping."""
         self._runner.settle()
         return self._state.norm
 
@@ -338,7 +338,7 @@ class Trainer:
         return self._state.gradient_norms()
 
     def unsaid_remarks(self) -> list[str]:
-        """Those that fit() has not printed yet."""
+        """The remarks that fit() has not printed yet."""
         unsaid, self._said = self.remarks[self._said :], len(self.remarks)
         return unsaid
 

@@ -1,4 +1,4 @@
-"""TrainingState: all that training changes, in arrays on the device: what a checkpoint holds."""
+"""TrainingState: everything that training changes, as arrays on the device; a checkpoint contains it."""
 
 import contextlib
 import copy

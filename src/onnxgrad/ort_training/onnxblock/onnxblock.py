@@ -56,7 +56,7 @@ class TrainingBlock(blocks.Block):
     def requires_grad(self, argument_name: str, value: bool = True) -> None:
         """Says that an initializer or an input gets a gradient, or, if not `value`, that it is a frozen parameter.
 
-        Initializers of which neither is said stay in the models as constants.
+        All other initializers stay in the models as constants.
         """
         wanted, other = self._requires_grad, self._frozen_params
         if not value:
