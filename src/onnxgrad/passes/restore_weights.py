@@ -92,15 +92,16 @@ class _Originals:
         module, role = module_of(node), role_at(node, use.idx)
         ending = _ending(role or COMBINED.get(node.op_type))
         is_numbered = bool(self.inputs) or own.startswith(_NUMBERED)
+        folding = folding_of(value, self.inputs)
+        moved = folding.parameters[0] if folding is not None and folding.is_moved and not self.are_named else None
         if module is None or not is_numbered:
-            return own
+            return moved or own
         if node.op_type in _RECURRENT and role is not None:
             return f"{self._called(module)}.{_RECURRENT_NAMES[use.idx]}_l{self._layer(module, node)}"
         if not self.inputs:
             return own if role is None else f"{self._called(module)}.{ending}"
-        folding = folding_of(value, self.inputs)
-        if folding is not None and folding.is_moved and not self.are_named:
-            return folding.parameters[0]
+        if moved is not None:
+            return moved
         given = [i.name for i in inputs_of_call(node, self.inputs) if i.kind == PARAMETER]
         if folding is not None:
             alike = {_last(name) for name in folding.parameters} if folding.is_moved else set()
@@ -246,22 +247,21 @@ def _tie_embeddings(graph: ir.Graph) -> None:
 def _undo_expand(graph: ir.Graph, value: ir.Value, is_moved: bool) -> ir.Value:
     """Makes one again of a token that the exporter repeated for each example of its batch; the initializer there is.
 
-    `is_moved`: nothing else was done to it, so that what repeats along other axes was one number there, too, and the
-    batch may be the second axis, as where sequences come first.
+    `is_moved`: nothing else was done to it, so that what repeats along other axes was one number there, too. Then the
+    batch may also be the second axis, as where sequences come first, or a part of one, as where there are frames.
     """
     shape = () if value.const_value is None else value.const_value.shape.numpy()
     if value.const_value is None or len(shape) < 3:
         return value
     array, dtype = value.const_value.numpy(), value.const_value.dtype
-    is_constant = bool((array == array.flat[:1]).all())
-    axes = (0, 1) if is_moved and not is_constant else (0,)
-    repeats = (k for k in axes if shape[k] > 1 and (array == array.take([0], k)).all())
-    found = ((k, v, d) for k in repeats for d in axes for v in graph.inputs if _size(v, d) == shape[k])
-    axis, batch, dimension = next(found, (0, None, 0))
-    if batch is None:
+    is_sure = is_moved and not (array == array.flat[:1]).all()
+    axes = (0, 1) if is_sure else (0,)
+    repeats = [k for k in axes if shape[k] > 1 and (array == array.take([0], k)).all()]
+    found = [(k, v, d) for k in repeats for d in axes for v in graph.inputs if _size(v, d) == shape[k]]
+    if not found and not (repeats and is_sure):
         return value
-    array = array.take([0], axis)
-    if is_moved and not is_constant:
+    array = array.take([0], found[0][0] if found else repeats[0])
+    if is_sure:
         for other in range(array.ndim - 1):
             first = array.take([0], other)
             array = first if (array == first).all() else array
@@ -269,19 +269,16 @@ def _undo_expand(graph: ir.Graph, value: ir.Value, is_moved: bool) -> ir.Value:
     one = ir.Value(name=name, type=value.type, shape=ir.Shape(array.shape))
     one.const_value = ir.Tensor(np.ascontiguousarray(array), dtype=dtype, name=name)
     one.metadata_props.update(value.metadata_props)
-    ends = [ir.AttrInt64("start", dimension), ir.AttrInt64("end", dimension + 1)]
-    size = ir.Node("", "Shape", [batch], ends, num_outputs=1, name=f"{name}_batch")
-    before, after = (
-        ir.Node("", "Constant", [], [ir.AttrTensor("value", ir.Tensor(np.array(part, np.int64)))], num_outputs=1)
-        for part in (shape[:axis], shape[axis + 1 :])
-    )
-    before.name, after.name = f"{name}_before", f"{name}_rest"
-    sizes = [node.outputs[0] for node in ((before, size, after) if axis else (size, after))]
-    whole = ir.Node("", "Concat", sizes, [ir.AttrInt64("axis", 0)], num_outputs=1, name=f"{name}_shape")
-    expand = ir.Node("", "Expand", [one, whole.outputs[0]], num_outputs=1, name=f"{name}_expanded")
+    sizes = [ir.Node("", "Constant", [], [ir.AttrInt64s("value_ints", [d])], num_outputs=1) for d in shape]
+    for axis, batch, dimension in found[:1]:
+        ends = [ir.AttrInt64("start", dimension), ir.AttrInt64("end", dimension + 1)]
+        sizes[axis] = ir.Node("", "Shape", [batch], ends, num_outputs=1)
+    whole = ir.Node("", "Concat", [n.outputs[0] for n in sizes], [ir.AttrInt64("axis", 0)], num_outputs=1)
+    expand = ir.Node("", "Expand", [one, whole.outputs[0]], num_outputs=1)
     expand.outputs[0].type, expand.outputs[0].shape = value.type, value.shape
-    for node in (expand, whole, after, size, *((before,) if axis else ())):
-        node.outputs[0].name = node.name
+    parts = {"expanded": expand, "shape": whole, **{f"size_{k}": node for k, node in enumerate(sizes)}}
+    for what, node in parts.items():
+        node.name = node.outputs[0].name = f"{name}_{what}"
         graph.insert_before(graph[0], node)
     value.replace_all_uses_with(expand.outputs[0])
     graph.initializers.pop(name)
