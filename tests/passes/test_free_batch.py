@@ -2,6 +2,7 @@
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 import torch
 from click.testing import CliRunner
@@ -162,6 +163,20 @@ def test_other_inputs_do_not_count():
     assert fixed_batch(draft.graph) == 4
     freed = with_free_batch(draft, 4)
     assert [v.shape[0] for v in freed.graph.inputs] == [1, "batch"]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "size"),
+    [
+        ("float[4, 3] x, float[4, 2] z", "float[n, 3] y", 4),
+        ("float[4, 3] x, float[5, 2] z", "float[n, 3] y", None),
+        ("float[4, 3] x", "float y", None),
+        ("float[m, 3] x", "float[n, 3] y", None),
+    ],
+)
+def test_an_output_of_unknown_size_may_have_that_of_all_inputs(inputs, outputs, size):
+    text = f'<ir_version: 10, opset_import: ["" : 21]> m ({inputs}) => ({outputs}) {{ y = Relu(x) }}'
+    assert fixed_batch(ir.from_proto(onnx.parser.parse_model(text)).graph) == size
 
 
 def test_what_cannot_be_told_apart_stays_fixed():

@@ -235,6 +235,24 @@ def test_a_bias_repeated_along_the_second_axis_is_one(tmp_path):
     assert trainer.parameters["attention.bias_k"].size == 8
 
 
+class Frames(nn.Module):
+    """A token beside each frame of each example."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token, self.linear = nn.Parameter(torch.randn(1, 1, 4)), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.flatten(0, 1)
+        return self.linear(torch.cat([self.token.expand(len(x), -1, -1), x], 1))
+
+
+def test_a_token_for_each_frame_is_one(tmp_path):
+    torch.manual_seed(0)
+    trainer = expect_same_losses(Frames(), torch.randn(2, 3, 5, 4), str(tmp_path / "m.onnx"), dynamo=True)
+    assert trainer.parameters["token"].size == 4
+
+
 def expect_same_losses(module: nn.Module, x: torch.Tensor, path: str, dynamo: bool) -> onnxgrad.Trainer:
     """Those of a few steps, exported by default and trained by default, beside PyTorch's."""
     graph = exported(module, x, path, dynamo).graph

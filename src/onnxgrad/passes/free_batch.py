@@ -33,11 +33,17 @@ class _FixedError(Exception):
 
 
 def fixed_batch(graph: ir.Graph) -> int | None:
-    """How many examples inputs and outputs have; None if that is free, or they do not have as many."""
+    """How many examples inputs and outputs have; None if that is free, or they do not have as many.
+
+    An output whose dimension is not known, behind a loop say, may have as many as all inputs do.
+    """
     inputs, outputs = ([dims[0] for dims in map(dims_of, values) if dims] for values in (graph.inputs, graph.outputs))
-    if not all(isinstance(d, int) for d in inputs):
+    sizes = [d for d in inputs if isinstance(d, int)]
+    if len(sizes) < len(inputs):
         return None
-    return next((d for d in outputs if isinstance(d, int) and d in inputs), None)
+    if len(set(sizes)) == 1 and any(not isinstance(d, int) for d in outputs):
+        return sizes[0]
+    return next((d for d in outputs if isinstance(d, int) and d in sizes), None)
 
 
 def free_batch(draft: Draft, size: int) -> bool:

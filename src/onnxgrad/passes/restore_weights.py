@@ -94,15 +94,16 @@ class _Originals:
         module, role = module_of(node), role_at(node, use.idx)
         ending = _ending(role or COMBINED.get(node.op_type))
         is_numbered = bool(self.inputs) or own.startswith(_NUMBERED)
+        folding = folding_of(value, self.inputs)
+        moved = folding.parameters[0] if folding is not None and folding.is_moved and not self.are_named else None
         if module is None or not is_numbered:
-            return own
+            return moved or own
         if node.op_type in _RECURRENT and role is not None:
             return f"{self._called(module)}.{_RECURRENT_NAMES[use.idx]}_l{self._layer(module, node)}"
         if not self.inputs:
             return own if role is None else f"{self._called(module)}.{ending}"
-        folding = folding_of(value, self.inputs)
-        if folding is not None and folding.is_moved and not self.are_named:
-            return folding.parameters[0]
+        if moved is not None:
+            return moved
         given = [i.name for i in inputs_of_call(node, self.inputs) if i.kind == PARAMETER]
         if folding is not None:
             alike = {_last(name) for name in folding.parameters} if folding.is_moved else set()
@@ -242,37 +243,32 @@ def _tie_embeddings(graph: ir.Graph) -> None:
 def _undo_expand(graph: ir.Graph, value: ir.Value, is_moved: bool) -> ir.Value:
     """Makes one again of a token that the exporter repeated for each example of its batch; the initializer there is.
 
-    `is_moved`: nothing else was done to it, so that what repeats along other axes was one number there, too, and the
-    batch may be the second axis, as where sequences come first.
+    `is_moved`: nothing else was done to it, so that what repeats along other axes was one number there, too. Then the
+    batch may also be the second axis, as where sequences come first, or a part of one, as where there are frames.
     """
     shape = () if value.const_value is None else value.const_value.shape.numpy()
     if value.const_value is None or len(shape) < 3:
         return value
     array = value.const_value.numpy()
-    is_constant = bool((array == array.flat[:1]).all())
-    axes = (0, 1) if is_moved and not is_constant else (0,)
-    repeats = (k for k in axes if shape[k] > 1 and (array == array.take([0], k)).all())
-    found = ((k, v, d) for k in repeats for d in axes for v in graph.inputs if _size(v, d) == shape[k])
-    axis, batch, dimension = next(found, (0, None, 0))
-    if batch is None:
+    is_sure = is_moved and not (array == array.flat[:1]).all()
+    axes = (0, 1) if is_sure else (0,)
+    repeats = [k for k in axes if shape[k] > 1 and (array == array.take([0], k)).all()]
+    found = [(k, v, d) for k in repeats for d in axes for v in graph.inputs if _size(v, d) == shape[k]]
+    if not found and not (repeats and is_sure):
         return value
-    array = array.take([0], axis)
-    if is_moved and not is_constant:
+    array = array.take([0], found[0][0] if found else repeats[0])
+    if is_sure:
         for other in range(array.ndim - 1):
             first = array.take([0], other)
             array = first if (array == first).all() else array
     name = str(value.name)
     graph.initializers.pop(name)
     one = _smaller(graph, value, array)
-    size = new_node("Shape", [batch], f"{name}_batch", {"start": dimension, "end": dimension + 1})
-    before, after = (
-        new_node("Constant", [], f"{name}_{what}", {"value": ir.Tensor(np.array(part, np.int64))})
-        for what, part in (("before", shape[:axis]), ("rest", shape[axis + 1 :]))
-    )
-    parts = [before, size, after] if axis else [size, after]
-    whole = new_node("Concat", [node.outputs[0] for node in parts], f"{name}_shape", {"axis": 0})
-    expand = new_node("Expand", [one, whole.outputs[0]], f"{name}_expanded")
-    _compute(graph, value, *parts, whole, expand)
+    sizes = [new_node("Constant", [], f"{name}_size_{k}", {"value_ints": [d]}) for k, d in enumerate(shape)]
+    for axis, batch, dimension in found[:1]:
+        sizes[axis] = new_node("Shape", [batch], f"{name}_batch", {"start": dimension, "end": dimension + 1})
+    whole = new_node("Concat", [node.outputs[0] for node in sizes], f"{name}_shape", {"axis": 0})
+    _compute(graph, value, *sizes, whole, new_node("Expand", [one, whole.outputs[0]], f"{name}_expanded"))
     return one
 
 

@@ -294,7 +294,8 @@ def _choose_parameters(step: _Step) -> None:
             raise ValueError(f"{step.caller}: trainable names {name!r}, which is an input of the model, not a weight")
     loss = next(v for v in step.graph.outputs if v.name == step.loss)
     found = [str(v.name) for v in sources(step, [loss], trainable, "trainable")]
-    if trainable is not None and any(role.kind == ADAPTER for role in step.roles.values()):
+    has_adapters = any(role.kind == ADAPTER for role in step.roles.values())
+    if trainable is not None and has_adapters:
         found = list(dict.fromkeys([*(str(v.name) for v in sources(step, [loss], None, "trainable")), *found]))
     found = [name for name in found if name in step.graph.initializers]
     frozen = _frozen(step)
@@ -302,7 +303,7 @@ def _choose_parameters(step: _Step) -> None:
     if not step.parameters:
         raise ValueError(f"{step.caller}: freeze leaves nothing to train")
     step.dtype = _training_type(step.graph, step.parameters)
-    if trainable is None:
+    if trainable is None and not has_adapters:
         step.remarks += _left_alone(step)
 
 
