@@ -191,6 +191,14 @@ def test_what_is_refused():
         model_with(losses.CrossEntropy("y", axis=3))
     with raises(ValueError, "the loss has shape [4, 5, 3], expected a scalar: reduce it"):
         model_with(losses.Custom("y", lambda y, t: y - t))
+    with raises(ValueError, "CrossEntropy: weights has shape [2], expected [5], a number for each class of 'y'"):
+        model_with(losses.CrossEntropy("y", weights=[1, 2]))
+    for wrong, kind, example in ((losses.L1, "type", "L1"), (F.mse_loss, "function", "MSE")):
+        sentence = (
+            f"Trainer: loss is a {kind}, expected one of onnxgrad.losses with the name of an output, as {example}(…)"
+        )
+        with raises(TypeError, f"{sentence}, or the name of a value that is the loss"):
+            onnxgrad.Trainer(scores(), wrong, onnxgrad.optim.SGD(lr=0.1))
     with raises(TypeError, "a int is added to a loss, expected another loss"):
         losses.MSE("y") + 1
 

@@ -217,7 +217,16 @@ class _LossOfClasses(_ReducedLoss):
         return Advice(kind, f"{where}axis=-1 takes the last")
 
     def _weights_like(self, prediction: Tensor) -> Array | None:
-        return None if self.weights is None else np.asarray(self.weights, prediction.dtype.numpy())
+        if self.weights is None:
+            return None
+        weights = np.asarray(self.weights, prediction.dtype.numpy())
+        classes = None if prediction.shape is None else prediction.shape[self.class_axis(prediction)]
+        if isinstance(classes, int) and weights.shape != (classes,):
+            raise ValueError(
+                f"{type(self).__name__}: weights has shape {list(weights.shape)}, expected [{classes}], a number for "
+                f"each class of {self.prediction!r}"
+            )
+        return weights
 
     def _classes_second(self, prediction: Tensor) -> Tensor:
         """With the classes where ONNX's operators expect them."""

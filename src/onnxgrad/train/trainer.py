@@ -100,6 +100,12 @@ class Trainer:
     ) -> None:
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"Trainer: optimizer is a {type(optimizer).__name__}, expected one of onnxgrad.optim")
+        if not isinstance(loss, (Total, str)):
+            example = f"{loss.__name__ if isinstance(loss, type) and issubclass(loss, Total) else 'MSE'}(…)"
+            raise TypeError(
+                f"Trainer: loss is a {type(loss).__name__}, expected one of onnxgrad.losses with the name of an output, "
+                f"as {example}, or the name of a value that is the loss"
+            )
         if accumulate < 1:
             raise ValueError(f"Trainer: accumulate is {accumulate}, expected at least 1")
         for name, limit in (("clip_norm", clip_norm), ("clip_value", clip_value)):
