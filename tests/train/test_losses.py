@@ -194,9 +194,7 @@ def test_what_is_refused():
     with raises(ValueError, "CrossEntropy: weights has shape [2], expected [5], a number for each class of 'y'"):
         model_with(losses.CrossEntropy("y", weights=[1, 2]))
     for wrong, kind, example in ((losses.L1, "type", "L1"), (F.mse_loss, "function", "MSE")):
-        sentence = (
-            f"Trainer: loss is a {kind}, expected one of onnxgrad.losses with the name of an output, as {example}(…)"
-        )
+        sentence = f"Trainer: loss is a {kind}, expected one of onnxgrad.losses with an output's name, as {example}(…)"
         with raises(TypeError, f"{sentence}, or the name of a value that is the loss"):
             onnxgrad.Trainer(scores(), wrong, onnxgrad.optim.SGD(lr=0.1))
     with raises(TypeError, "a int is added to a loss, expected another loss"):

@@ -103,7 +103,7 @@ class Trainer:
         if not isinstance(loss, (Total, str)):
             example = f"{loss.__name__ if isinstance(loss, type) and issubclass(loss, Total) else 'MSE'}(…)"
             raise TypeError(
-                f"Trainer: loss is a {type(loss).__name__}, expected one of onnxgrad.losses with the name of an output, "
+                f"Trainer: loss is a {type(loss).__name__}, expected one of onnxgrad.losses with an output's name, "
                 f"as {example}, or the name of a value that is the loss"
             )
         if accumulate < 1:
