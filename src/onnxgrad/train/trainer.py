@@ -31,11 +31,12 @@ from onnxgrad.train.fitting import FitOptions, Log, Position, Record, TrainingSt
 from onnxgrad.train.graphs import EvaluationGraph, Selection, StepGraph
 from onnxgrad.train.layers import depths, factors
 from onnxgrad.train.loss_scale import LossScale
-from onnxgrad.train.losses import TargetChecker, Total
+from onnxgrad.train.losses import Total
 from onnxgrad.train.optim import Optimizer
 from onnxgrad.train.schedules import Constant, Schedule
 from onnxgrad.train.session import Session
 from onnxgrad.train.step_runner import StepRunner, UpdateOptions
+from onnxgrad.train.target_checker import TargetChecker
 from onnxgrad.train.trained_model import StepOptions, TrainedModel
 from onnxgrad.train.training_state import TrainingState
 
