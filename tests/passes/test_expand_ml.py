@@ -232,9 +232,14 @@ def test_texts_cannot_be_given():
     proto.graph.node.append(helper.make_node("Mul", ["y0", "w"], ["z"]))
     proto.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(3, np.float32), "w"))
     proto.graph.output[0].name = "z"
-    sentence = "the model's input 'x' is a tensor(string), which no batch can hold: give the model numbers, and encode "
-    with raises(TypeError, f"{sentence}them before it"):
+    sentence = (
+        "the model's input 'x' is a tensor(string), which no batch can hold: train the part of the model behind its "
+    )
+    with raises(TypeError, f"{sentence}encoding, which onnxgrad.cut takes, and put both together with onnxgrad.join"):
         onnxgrad.Trainer(proto, losses.MSE("z"), optim.SGD(lr=0.1), "w")
+    rest = onnxgrad.cut(proto, ["z"], ["y0"])
+    trainer = onnxgrad.Trainer(rest, losses.MSE("z"), optim.SGD(lr=0.1), "w")
+    assert trainer.step({"y0": np.full((2, 3), 2, np.float32), "target": np.zeros((2, 3), np.float32)}) == 4
 
 
 def test_what_has_no_gradient():

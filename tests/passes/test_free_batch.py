@@ -179,6 +179,30 @@ def test_an_output_of_unknown_size_may_have_that_of_all_inputs(inputs, outputs, 
     assert fixed_batch(ir.from_proto(onnx.parser.parse_model(text)).graph) == size
 
 
+INSIDE = {
+    "Gradient": """y = MatMul(x, w)  z = Mul(y, y)
+        slope = ai.onnx.preview.training.Gradient <xs = ["x"], zs = ["w"], y = "z"> (x, w)""",
+    "Loop": """n = Constant <value = int64 {2}> ()
+        slope = Loop (n, , x) <body = b (int64 i, bool c, float[4, 3] h) => (bool d, float[4, 3] t) {
+            d = Identity(c)  a = MatMul(h, w)  t = Tanh(a) }>""",
+}
+
+
+@pytest.mark.parametrize("kind", INSIDE)
+def test_what_is_not_rewritten_is_declared_anew(kind):
+    header = '<ir_version: 9, opset_import: ["" : 18, "ai.onnx.preview.training" : 1]> '
+    text = header + f"g (float[4, 3] x) => (float[4, 3] slope) {{ {INSIDE[kind]} }}"
+    models = [onnx.parser.parse_model(text.replace("[4,", f"[{size},")) for size in ("4", "N")]
+    for model in models:
+        model.graph.initializer.append(numpy_helper.from_array(np.eye(3, dtype=np.float32) + 0.1, "w"))
+    fixed, free = (Trainer(model, losses.MSE("slope"), optim.SGD(lr=0.1)) for model in models)
+    x = np.random.default_rng(0).standard_normal((7, 3)).astype(np.float32)
+    for size in (4, 7):
+        batch = {"x": x[:size], "target": np.zeros((size, 3), np.float32)}
+        assert fixed.step(batch) == pytest.approx(free.step(batch))
+        np.testing.assert_allclose(fixed.gradients["w"], free.gradients["w"], rtol=1e-5)
+
+
 def test_what_cannot_be_told_apart_stays_fixed():
     reshape = [helper.make_node("Reshape", ["h", "shape"], ["g"], name="reshape")]
     model = layer(reshape, output=4)  # examples and numbers change places

@@ -385,3 +385,23 @@ def test_evaluation_has_it_too():
     prepared = prepare(load(model, "Trainer"), "Trainer")
     step = step_graph(prepared.clone(), losses.MSE("y"), on_cpu=False)
     assert kinds(evaluation_graph(prepared, losses.MSE("y"), step, on_cpu=False))["FlashAttention"] == 1
+
+
+def test_constants_of_two_types_are_one_sentence():
+    """Converters to float16 leave some; onnxruntime refuses them, too."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 9, opset_import: ["" : 18]> g (float16[N, 5, 4] x) => (float16[N, 5, 4] y)
+            <float one = {1}, float16 four = {4}> {
+            k = MatMul(x, w)
+            transposed = Transpose <perm = [0, 2, 1]> (k)
+            scores = MatMul(x, transposed)
+            [two] root = Sqrt(four)
+            [half] scale = Div(one, root)
+            scaled = Mul(scores, scale)
+            weights = Softmax(scaled)
+            y = MatMul(weights, k)
+        }"""
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.eye(4, dtype=np.float16), "w"))
+    with pytest.raises(ValueError, match=r"^Div \(node 'half'\) cannot be computed: Input type mismatch: float32 != "):
+        onnxgrad.Trainer(model, onnxgrad.losses.MSE("y"), onnxgrad.optim.SGD(lr=0.1))

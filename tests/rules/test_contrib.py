@@ -116,6 +116,19 @@ def test_fused_conv_with_a_residual():
     check_rule("FusedConv", *inputs, domain="com.microsoft", **given)
 
 
+def test_fused_nodes_one_after_the_other():
+    """Each is rewritten, also where the gradient of nothing but the first one's weight passes."""
+    model = parser.parse_model(
+        """<ir_version: 9, opset_import: ["" : 18, "com.microsoft" : 1]> g (float[2, 3] x) => (float[2, 3] y) {
+            h = com.microsoft.FusedGemm <activation = "Tanh"> (x, w, b)
+            y = com.microsoft.FusedGemm <activation = "Sigmoid"> (h, v, b)
+        }"""
+    )
+    for name, array in zip("wvb", (random(3, 3), random(3, 3), random(3)), strict=True):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array.astype(np.float32), name))
+    assert onnxgrad.check_gradient(model, {"x": np.ones((2, 3), np.float32)}, wrt="w").worst < 1e-6
+
+
 def test_fused_in_float16():
     for name, shapes in (("FusedGemm", [(2, 3), (3, 4), (4,)]), ("FusedConv", [(2, 3, 5), (4, 3, 3), (4,)])):
         inputs = [random(*s) for s in shapes]

@@ -187,12 +187,18 @@ def test_what_is_refused():
         model_with("z")
     with raises(ValueError, "the output 'y' has shape [4, 5, 3], a loss is one number"):
         model_with("y")
-    with raises(ValueError, "NLL: weights has 2 numbers, but 'y' has 5 classes"):
+    with raises(ValueError, "NLL: weights has shape [2], expected [5], a number for each class of 'y'"):
         model_with(losses.NLL("y", weights=[1, 2]))
     with raises(ValueError, "CrossEntropy: axis is 3, but 'y' has 3 dimensions"):
         model_with(losses.CrossEntropy("y", axis=3))
     with raises(ValueError, "the loss has shape [4, 5, 3], expected a scalar: reduce it"):
         model_with(losses.Custom("y", lambda y, t: y - t))
+    with raises(ValueError, "CrossEntropy: weights has shape [2], expected [5], a number for each class of 'y'"):
+        model_with(losses.CrossEntropy("y", weights=[1, 2]))
+    for wrong, kind, example in ((losses.L1, "the class L1", "L1"), (F.mse_loss, "a function", "MSE")):
+        sentence = f"Trainer: loss is {kind}, expected one of onnxgrad.losses with an output's name, as {example}(…)"
+        with raises(TypeError, f"{sentence}, or the name of a value that is the loss"):
+            onnxgrad.Trainer(scores(), wrong, onnxgrad.optim.SGD(lr=0.1))
     with raises(TypeError, "a int is added to a loss, expected another loss"):
         losses.MSE("y") + 1
 

@@ -158,6 +158,14 @@ def test_fit_evaluate_export(tmp_path):
     assert mine == pytest.approx(records[-1].validation["accuracy"])
 
 
+def test_batches_without_examples_count_for_nothing():
+    trainer = Trainer(mlp(), losses.CrossEntropy("logits"), optim.SGD())
+    empty = {name: array[:0] for name, array in batch(0).items()}
+    assert trainer.evaluate([batch(0), empty]) == trainer.evaluate([batch(0)])
+    with raises(ValueError, "evaluate: there are no examples"):
+        trainer.evaluate([empty])
+
+
 def test_bad_batches_and_settings():
     trainer = Trainer(mlp(), losses.CrossEntropy("logits"), optim.SGD())
     good = batch(0)
@@ -298,8 +306,11 @@ class OnGpu(devices.Cpu):
 @pytest.mark.parametrize(
     "wrong, sentence",
     [
-        ({"loss": losses.CrossEntropy}, "loss is the class CrossEntropy, expected one of onnxgrad.losses or the name "),
-        ({"loss": None}, "loss is a NoneType, expected one of onnxgrad.losses or the name of an output"),
+        (
+            {"loss": losses.CrossEntropy},
+            "loss is the class CrossEntropy, expected one of onnxgrad.losses with an output's ",
+        ),
+        ({"loss": None}, "loss is a NoneType, expected one of onnxgrad.losses with an output's name, as MSE(…), or "),
         (
             {"schedule": "cosine"},
             "schedule is 'cosine', expected one of onnxgrad.schedules or a function of the number",

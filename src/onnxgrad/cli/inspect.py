@@ -58,7 +58,7 @@ def inspect(model: Path, all_rows: bool) -> None:
     trained = [tensor.size for _, role, tensor in weights if role.is_parameter]
     lines = [*_about_head(draft), *_about_adapters(draft)]
     lines += [f"trained by default: {sum(trained):,} numbers in {len(trained)} initializers"]
-    lines += [*_about_batches(draft), *_about_modes(graph), *_about_rules(graph), *draft.remarks]
+    lines += [*_about_batches(draft, model), *_about_modes(graph), *_about_rules(graph), *draft.remarks]
     for line in lines:
         console.print(line, markup=False)
 
@@ -82,8 +82,9 @@ def _about_adapters(draft: "Draft") -> list[str]:
     return [f"adapters: {len(adapters)} of rank {ranks}; `onnxgrad merge` folds them into the weights"]
 
 
-def _about_batches(draft: "Draft") -> list[str]:
+def _about_batches(draft: "Draft", model: Path) -> list[str]:
     """Whether batches of any size fit."""
+    from onnxgrad.graph.files import load
     from onnxgrad.passes.free_batch import fixed_batch
     from onnxgrad.train.batch_dimension import with_free_batch
 
@@ -94,7 +95,7 @@ def _about_batches(draft: "Draft") -> list[str]:
         return []
     if not fixed:
         return ["batches: of any size"]
-    if size is not None and with_free_batch(draft, size) is not None:
+    if size is not None and with_free_batch(draft, size, lambda: load(model, "inspect")) is not None:
         return [f"batches: of any size, though exported for {size}: nothing in the model depends on that"]
     return [f"batches: {', '.join(fixed)}, no more and no fewer"]
 

@@ -18,6 +18,7 @@ from onnx import TensorProto, TypeProto, defs, helper, shape_inference
 from onnx.reference import ReferenceEvaluator
 
 from onnxgrad.graph.tensor import MOST_READ, Dim, Tensor, dims_of
+from onnxgrad.graph.validity import one_line
 from onnxgrad.op import OPERATORS, operator_of, reference_ops
 from onnxgrad.schema import MICROSOFT, is_standard
 
@@ -512,7 +513,7 @@ def size_of_result(op_type: str, inputs: Sequence[Any]) -> int | None:
 
 
 def evaluate(node: ir.Node, arrays: Sequence[Any], opsets: Mapping[str, int]) -> list[Any]:
-    """The results of a node, by onnx's reference, given its inputs; None for one that is left out."""
+    """The results of a node, by onnx's reference, given its inputs, None for one that is left out; or one sentence."""
     proto, outputs = ir.serde.serialize_node(node), len(node.outputs)
     for k, array in enumerate(arrays):
         proto.input[k] = "" if array is None else f"input_{k}"
@@ -526,7 +527,10 @@ def evaluate(node: ir.Node, arrays: Sequence[Any], opsets: Mapping[str, int]) ->
         [helper.make_empty_tensor_value_info(f"result_{k}") for k in range(outputs)],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid(d, v) for d, v in opsets.items()])
-    results = ReferenceEvaluator(model, new_ops=list(reference_ops())).run(None, given)
+    try:
+        results = ReferenceEvaluator(model, new_ops=list(reference_ops())).run(None, given)
+    except Exception as error:  # of any type
+        raise ValueError(f"{node.op_type} (node {node.name!r}) cannot be computed: {one_line(error)}") from None
     return [np.asarray(r) for r in results]
 
 

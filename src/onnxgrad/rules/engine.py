@@ -230,6 +230,8 @@ def _rewrite_forward(builder: Builder, seeds: dict[ir.Value, Tensor], wrt: Seque
             move_written(last, node)
             _put_in_place(node, results)
             for old, new in zip(node.outputs, results, strict=False):
+                if new is not None and old in live:
+                    live.add(new.value)  # which nodes after this one read by now
                 if old in seeds and new is not None:
                     seeds[new.value] = seeds.pop(old)
             rewritten = True

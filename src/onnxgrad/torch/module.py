@@ -55,7 +55,7 @@ class Module(torch.nn.Module):
             loaded = load(model, CALLER)
             expect_weights(loaded, CALLER)
             self._model = _Exported(Draft(loaded, CALLER).run(RESTORE).model)
-            prepared = _with_free_batch(prepare_for_training(self._model.copy(), CALLER))
+            prepared = _with_free_batch(prepare_for_training(self._model.copy(), CALLER), self._model)
         self._signature = Signature(prepared.graph.inputs, CALLER)
         self._outputs = {str(v.name): dtype_of(v, CALLER, "output") for v in prepared.graph.outputs}
         found = _floating(prepared.graph)
@@ -175,10 +175,10 @@ def _read(model: bytes) -> _Exported:
     return _Exported(ir.from_proto(onnx.load_from_string(model)))
 
 
-def _with_free_batch(prepared: Draft) -> Draft:
+def _with_free_batch(prepared: Draft, model: _Exported) -> Draft:
     """The model for batches of any size, if it was exported for one, and nothing depends on that."""
     size = fixed_batch(prepared.graph)
-    freed = None if size is None else with_free_batch(prepared, size)
+    freed = None if size is None else with_free_batch(prepared, size, model.copy)
     return freed or prepared
 
 

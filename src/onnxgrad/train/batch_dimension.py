@@ -1,5 +1,7 @@
 """Batches of any size for models that were exported for one; tests on random inputs that results stay the same."""
 
+from collections.abc import Callable
+
 import numpy as np
 import onnx_ir as ir
 
@@ -7,6 +9,7 @@ from onnxgrad.graph.tensor import dims_of
 from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.finish import FOR_SESSIONS
 from onnxgrad.passes.free_batch import free_batch
+from onnxgrad.passes.prepare import prepare_for_training
 from onnxgrad.passes.train_mode import to_inference_mode
 from onnxgrad.tensor_types import Array
 from onnxgrad.train.devices import Cpu
@@ -16,10 +19,38 @@ CLOSE, CLOSE_HALF = 1e-3, 2e-2  # of the largest number in a result: products of
 SMALL = 3  # a dimension that is free already
 
 
-def with_free_batch(prepared: Draft, size: int) -> Draft | None:
-    """A draft that takes batches of any size; None if examples give other results in other batches, or it fails."""
+def with_free_batch(prepared: Draft, size: int, again: Callable[[], ir.Model] | None = None) -> Draft | None:
+    """A draft that takes batches of any size; None if examples give other results in other batches, or it fails.
+
+    Where it cannot be rewritten for them, as with subgraphs or gradients in it, the model, loaded `again`, is prepared
+    for them from the beginning: it may be that nothing but its declared shapes has that size.
+    """
     freed = prepared.clone()
-    return freed if free_batch(freed, size) and _agree(prepared, freed, size) else None
+    if free_batch(freed, size) and _agree(prepared, freed, size):
+        return freed
+    if again is None:
+        return None
+    model = again()
+    _declare_free(model.graph, size)
+    try:
+        freed = prepare_for_training(model, prepared.caller)
+    except ValueError:  # what is inside has that size, too
+        return None
+    return freed if _agree(prepared, freed, size) else None
+
+
+def _declare_free(graph: ir.Graph, size: int) -> None:
+    """Gives inputs of this size a free one, and forgets the shapes that were found for it."""
+    taken = {d for v in graph.inputs for d in dims_of(v) or ()}
+    name = next(name for name in ("batch", "batch_size", "free_batch") if name not in taken)
+    for value in graph.inputs:
+        dims = dims_of(value)
+        if dims and dims[0] == size and not value.is_initializer():
+            value.shape = ir.Shape([name, *dims[1:]])
+    inside = [v for inner in graph.subgraphs() for v in inner.inputs]
+    for value in (*inside, *(v for node in graph.all_nodes() for v in node.outputs)):
+        dims = dims_of(value)
+        value.shape = None if dims is None else ir.Shape([None] * len(dims))
 
 
 def _agree(fixed: Draft, freed: Draft, size: int) -> bool:

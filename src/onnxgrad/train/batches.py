@@ -142,8 +142,8 @@ def on_host(given: Any) -> Array:
 def _numpy_type(described: Any) -> np.dtype[Any]:
     if described.type not in NUMPY_TYPES:
         raise TypeError(
-            f"the model's input {described.name!r} is a {described.type}, which no batch can hold: give the model "
-            "numbers, and encode them before it"
+            f"the model's input {described.name!r} is a {described.type}, which no batch can hold: train the part of "
+            "the model behind its encoding, which onnxgrad.cut takes, and put both together with onnxgrad.join"
         )
     found: np.dtype[Any] = np.dtype(NUMPY_TYPES[described.type])
     return found

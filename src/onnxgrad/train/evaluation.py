@@ -100,8 +100,8 @@ class Evaluation:
                 error = problem
             of_all = self._ranks.all_gather(mine, error)
         if not any(theirs["loss"] for theirs in of_all):
-            of_size = " of the size that the model takes" if skipped else ""
-            raise on_every_rank(ValueError(f"evaluate: there are no batches{of_size}"))
+            what = "batches of the size that the model takes" if skipped else "examples"
+            raise on_every_rank(ValueError(f"evaluate: there are no {what}"))
         try:
             return {name: _result(metric, [one for theirs in of_all for one in theirs[name]])
                     for name, metric in merging.items()}  # fmt: skip
@@ -123,6 +123,8 @@ class Evaluation:
             results = self.open().run(batch)
         outputs = {name: results[name] for name in self._graph.predictions}
         examples = examples_of(batch, self._targets)
+        if not examples:  # and no mean of them
+            return {}
 
         def weighted(number: Any) -> Counts:
             return {"total": float(number) * examples, "examples": examples}

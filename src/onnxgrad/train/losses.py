@@ -8,7 +8,7 @@ A loss of your own is a formula over ONNX operators:
     loss = losses.Custom("y", lambda prediction, target: op.ReduceMean(op.Abs(prediction - target), keepdims=0))
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
@@ -219,13 +219,14 @@ class _LossOfClasses(_ReducedLoss):
     def _weights_like(self, prediction: Tensor) -> Array | None:
         if self.weights is None:
             return None
+        weights = np.asarray(self.weights, prediction.dtype.numpy())
         classes = None if prediction.shape is None else prediction.shape[self.class_axis(prediction)]
-        if isinstance(classes, int) and len(self.weights) != classes:
+        if isinstance(classes, int) and weights.shape != (classes,):
             raise ValueError(
-                f"{type(self).__name__}: weights has {len(self.weights)} numbers, but {self.prediction!r} has "
-                f"{classes} classes"
+                f"{type(self).__name__}: weights has shape {list(weights.shape)}, expected [{classes}], a number for "
+                f"each class of {self.prediction!r}"
             )
-        return np.asarray(self.weights, prediction.dtype.numpy())
+        return weights
 
     def _classes_second(self, prediction: Tensor) -> Tensor:
         """With the classes where ONNX's operators expect them."""
@@ -453,28 +454,3 @@ class Custom(Loss):
 
     def formula(self, prediction: Tensor, target: Tensor) -> Tensor:
         return self.function(prediction, target)
-
-
-@dataclass(frozen=True)
-class TargetChecker:
-    """Checks the targets of a batch; with each loss and the shape of its prediction."""
-
-    predicted: Sequence[tuple[Loss, Sequence[Any] | None]]
-
-    def __call__(self, batch: Mapping[str, Any]) -> None:
-        """Raises if a target is not a class."""
-        for part, shape in self.predicted:
-            target = batch.get(part.target)
-            wrong = part.wrong_class(target, shape) if isinstance(target, np.ndarray) else None
-            if wrong is not None:
-                assert target is not None
-                at, expected = wrong
-                raise ValueError(
-                    f"the batch's {part.target} has the class {target[at]} at {list(at)}, expected {expected}; "
-                    f"{type(part).__name__}(…, ignore_index={target[at]}) leaves it out"
-                )
-
-    @property
-    def advice(self) -> dict[str, Advice]:
-        """What to do about targets that are wrong, by name."""
-        return {part.target: part.advice(shape) for part, shape in self.predicted}

@@ -21,7 +21,7 @@ from onnxgrad.train.captured import CapturedRuns, can_be_captured
 from onnxgrad.train.devices import Device
 from onnxgrad.train.first_run import kernels_of
 from onnxgrad.train.fixed_shapes import fix_shapes
-from onnxgrad.train.losses import TargetChecker
+from onnxgrad.train.target_checker import TargetChecker
 
 ERRORS, SILENT = 3, 4  # of onnxruntime's levels: from which severity on it logs
 LARGE = 1 << 16  # bytes of a weight that is passed apart from the model, which protobuf limits to 2 GB

@@ -18,9 +18,9 @@ from onnxgrad.train.distributed.sharding import BatchSlicer
 from onnxgrad.train.fitting import TrainingStoppedError
 from onnxgrad.train.graphs import LOSS_SCALE, StepGraph
 from onnxgrad.train.half_copy import HalfCopy
-from onnxgrad.train.losses import TargetChecker
 from onnxgrad.train.pending_loss import PendingLoss, StepAhead
 from onnxgrad.train.session import Session
+from onnxgrad.train.target_checker import TargetChecker
 from onnxgrad.train.training_state import TrainingState
 
 

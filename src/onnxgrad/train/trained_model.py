@@ -92,7 +92,7 @@ class TrainedModel:
         if self.fixed is None:
             return prepared
         size, self.may_be_freed = self.fixed, False
-        freed = with_free_batch(prepared, size)
+        freed = with_free_batch(prepared, size, self._load)
         if freed is None:
             prepared.remarks.append(
                 f"the model was exported for batches of {size}, and depends on that: batches of other sizes are refused"
@@ -109,7 +109,7 @@ class TrainedModel:
         with without_garbage_collection():
             prepared = prepare_for_training(self._load(), CALLER)
             if self._freed_from is not None:
-                prepared = with_free_batch(prepared, self._freed_from) or prepared
+                prepared = with_free_batch(prepared, self._freed_from, self._load) or prepared
             inference = prepared.clone()
             step = step_graph(prepared, self.options.loss, self.options.selection)
             return step, evaluation_graph(inference, self.options.loss, step)

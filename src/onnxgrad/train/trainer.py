@@ -29,11 +29,12 @@ from onnxgrad.train.fitting import FitOptions, Log, Position, Record, TrainingSt
 from onnxgrad.train.graphs import EvaluationGraph, Selection, StepGraph
 from onnxgrad.train.layers import depths, factors
 from onnxgrad.train.loss_scale import LossScale
-from onnxgrad.train.losses import TargetChecker, Total
+from onnxgrad.train.losses import Total
 from onnxgrad.train.optim import Optimizer
 from onnxgrad.train.schedules import Constant, Schedule
 from onnxgrad.train.session import Session
 from onnxgrad.train.step_runner import StepRunner, UpdateOptions
+from onnxgrad.train.target_checker import TargetChecker
 from onnxgrad.train.trained_model import StepOptions, TrainedModel
 from onnxgrad.train.training_state import TrainingState
 
@@ -99,8 +100,13 @@ class Trainer:
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"Trainer: optimizer is a {type(optimizer).__name__}, expected one of onnxgrad.optim")
         if not isinstance(loss, (str, Total)):
-            what = f"the class {loss.__name__}" if isinstance(loss, type) else f"a {type(loss).__name__}"
-            raise TypeError(f"Trainer: loss is {what}, expected one of onnxgrad.losses or the name of an output")
+            is_class = isinstance(loss, type)
+            what = f"the class {loss.__name__}" if is_class else f"a {type(loss).__name__}"
+            example = f"{loss.__name__ if is_class and issubclass(loss, Total) else 'MSE'}(…)"
+            raise TypeError(
+                f"Trainer: loss is {what}, expected one of onnxgrad.losses with an output's name, as {example}, or the "
+                "name of a value that is the loss"
+            )
         if schedule is not None and (isinstance(schedule, type) or not callable(schedule)):
             raise TypeError(
                 f"Trainer: schedule is {schedule!r}, expected one of onnxgrad.schedules or a function of the number of "
