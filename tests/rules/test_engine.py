@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper, parser
 from tests.gradients import evaluate
 
 import onnxgrad
-from onnxgrad.rules import RULES, op
+from onnxgrad.rules import op
 from onnxgrad.rules.engine import NoRuleError
 
 HEADER = '<ir_version: 9, opset_import: ["" : 18]>\n'
@@ -284,14 +284,6 @@ def test_mixed_precision():
 
 
 # Rules of users
-
-
-@pytest.fixture
-def forget_rules():
-    before = dict(RULES)
-    yield
-    RULES.clear()
-    RULES.update(before)
 
 
 def test_a_rule_for_an_operator_that_has_one_takes_its_place():

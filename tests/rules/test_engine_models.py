@@ -15,7 +15,7 @@ from tests.gradients import evaluate
 from tests.torch_export import export
 
 import onnxgrad
-from onnxgrad.rules import RULES, op
+from onnxgrad.rules import op
 
 RNG = np.random.default_rng(0)
 
@@ -225,14 +225,6 @@ def test_a_branch_beside_the_way():
 
 
 # What rules may do
-
-
-@pytest.fixture
-def forget_rules():
-    before = dict(RULES)
-    yield
-    RULES.clear()
-    RULES.update(before)
 
 
 def test_a_rule_that_gives_nothing_means_zero(forget_rules):
