@@ -134,7 +134,7 @@ def as_given(result: ir.Model, given: Any) -> Any:
             tensor = value.const_value
             if isinstance(tensor, ir.ExternalTensor) and Path(tensor.path).is_file():
                 value.const_value = _whole_path(tensor) if is_large else _in_memory(tensor)
-    return ir.to_proto(result)
+    return maps.to_proto(result)
 
 
 def _whole_path(tensor: ir.ExternalTensor) -> ir.ExternalTensor:
