@@ -9,6 +9,7 @@ import random
 import re
 import signal
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from tests.checks import DEVICE, reaches_device, runs_on_gpus
 from tests.left_out import LEFT_OUT, MOST_LEFT_OUT
 
 from onnxgrad.op import OPERATORS, Op
+from onnxgrad.rules import RULES
 
 MOST_CASES = 3
 # Types whose kernels would more than double the time to compile: `make test-all` has them.
@@ -28,6 +30,15 @@ MANY_CALLS = {
 }
 CPU_ALONE = "speaks of the CPU alone"
 NOT_RUN: dict[str, list[str]] = defaultdict(list)  # tests, by the reason
+
+
+@pytest.fixture
+def forget_rules() -> Iterator[None]:
+    """Rules that a test adds are gone after it."""
+    before = dict(RULES)
+    yield
+    RULES.clear()
+    RULES.update(before)
 
 
 def pytest_configure() -> None:

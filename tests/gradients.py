@@ -159,7 +159,7 @@ def _single(feeds: dict[str, Any]) -> dict[str, Any]:
 def feeds_for_seeds(differentiated: onnx.ModelProto, model: onnx.ModelProto, feeds: dict[str, Any]) -> dict[str, Any]:
     """Random numbers for the inputs that take an output's gradient."""
     rng = np.random.default_rng(7)
-    results = dict(zip([o.name for o in model.graph.output], evaluate(model, feeds), strict=True))
+    results = dict(zip(names(model.graph.output), evaluate(model, feeds), strict=True))
     there = {i.name for i in model.graph.input}
     new = [i.name for i in differentiated.graph.input if i.name not in there]
     return {n: rng.standard_normal(results[n.removesuffix("_grad")].shape) for n in new}
@@ -168,6 +168,16 @@ def feeds_for_seeds(differentiated: onnx.ModelProto, model: onnx.ModelProto, fee
 def evaluate(model: onnx.ModelProto, feeds: dict[str, Any]) -> list[Any]:
     """In onnxruntime, or in onnx.reference where that has no kernel for float64."""
     return evaluator(model)(feeds)
+
+
+def names(values: Iterable[onnx.ValueInfoProto]) -> list[str]:
+    return [v.name for v in values]
+
+
+def results_of(model: onnx.ModelProto, **feeds: Any) -> dict[str, np.ndarray]:
+    """By name, of a model that the checker takes."""
+    onnx.checker.check_model(model, full_check=True)
+    return dict(zip(names(model.graph.output), evaluate(model, feeds), strict=True))
 
 
 def check_single(

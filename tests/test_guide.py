@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import onnxgrad
-from onnxgrad.rules import RULES
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -23,17 +22,8 @@ RUNNING = [
 BLOCKS = re.compile(r"```python\n(.*?)```\n(?:\n```\n(.*?)```\n)?", re.S)
 
 
-@pytest.fixture
-def rules():
-    """The guide adds some."""
-    before = dict(RULES)
-    yield
-    RULES.clear()
-    RULES.update(before)
-
-
 @pytest.mark.parametrize("name", RUNNING)
-def test_every_block_prints_what_is_shown(name, rules, tmp_path, monkeypatch):
+def test_every_block_prints_what_is_shown(name, forget_rules, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     page = DOCS / f"{name}.md"
     text = page.read_text()

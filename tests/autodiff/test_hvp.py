@@ -6,7 +6,7 @@ import onnx_ir as ir
 import pytest
 import torch
 from onnx import numpy_helper, parser
-from tests.gradients import evaluate
+from tests.gradients import names, results_of
 
 import onnxgrad
 
@@ -26,15 +26,6 @@ def model(text: str = MLP, **weights: np.ndarray) -> onnx.ModelProto:
     made = parser.parse_model('<ir_version: 9, opset_import: ["" : 18]>\n' + text)
     made.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
     return made
-
-
-def names(values) -> list[str]:
-    return [v.name for v in values]
-
-
-def run(made: onnx.ModelProto, **feeds) -> dict[str, np.ndarray]:
-    onnx.checker.check_model(made, full_check=True)
-    return dict(zip(names(made.graph.output), evaluate(made, feeds), strict=True))
 
 
 def expected(of, inputs, vectors):
@@ -60,7 +51,7 @@ def test_as_in_pytorch(of):
     assert names(made.graph.input) == ["x", *seed, "x_vector", "w_vector", "b_vector", "c_vector"]
     assert names(made.graph.output) == ["loss", "y", "x_hvp", "w_hvp", "b_hvp", "c_hvp"]
     vectors = {name: RNG.standard_normal(v.shape) for name, v in inputs.items()}
-    found = run(made, x=x, **seed, **{f"{name}_vector": v for name, v in vectors.items()})
+    found = results_of(made, x=x, **seed, **{f"{name}_vector": v for name, v in vectors.items()})
     for name, product in zip(inputs, expected(seed.get("y_grad"), inputs.values(), vectors.values()), strict=True):
         np.testing.assert_allclose(found[f"{name}_hvp"], product, rtol=1e-9, atol=1e-12)
 
@@ -81,7 +72,7 @@ def test_where_the_result_is_linear_the_product_is_zero():
     }"""
     made = onnxgrad.hvp(model(text), wrt=["z", "x"])
     x, v = RNG.standard_normal((2, 3))
-    found = run(made, x=x, z=x, x_vector=v, z_vector=v, w_vector=np.array(2.0))
+    found = results_of(made, x=x, z=x, x_vector=v, z_vector=v, w_vector=np.array(2.0))
     np.testing.assert_array_equal(found["z_hvp"], np.zeros(3))
     np.testing.assert_allclose(found["x_hvp"], 2 * np.exp(x) * v)
 
@@ -95,7 +86,7 @@ def test_gradients_that_are_one_value():
     }"""
     made = onnxgrad.hvp(model(text), wrt=["x", "z"])
     x, z, v, u = RNG.standard_normal((4, 3))
-    found = run(made, x=x, z=z, x_vector=v, z_vector=u)
+    found = results_of(made, x=x, z=z, x_vector=v, z_vector=u)
     for name in ("x_hvp", "z_hvp"):
         np.testing.assert_allclose(found[name], np.exp(x + z) * (v + u))
 
@@ -113,7 +104,7 @@ def test_through_a_scan():
     }"""
     steps, vector = RNG.standard_normal((2, 4, 2))
     start, other = RNG.standard_normal((2, 2))
-    found = run(
+    found = results_of(
         onnxgrad.hvp(model(text), wrt=["steps", "start"]),
         steps=steps, start=start, steps_vector=vector, start_vector=other,
     )  # fmt: skip

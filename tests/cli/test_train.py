@@ -382,7 +382,7 @@ def test_a_log_that_cannot_be_written_stops_the_run_with_a_sentence(folder, monk
 def test_a_model_that_onnx_refuses_is_not_written(folder, monkeypatch):
     Path("trained.onnx").write_text("mine")
     spoilt = ir.AttrInt64("spoilt", 1)
-    monkeypatch.setattr(trainer_module, "to_inference_mode", lambda m: m.graph[0].attributes.add(spoilt))
+    monkeypatch.setattr(trainer_module, "put_back", lambda m, arrays: m.graph[0].attributes.add(spoilt))
     result = run(*BASE, "-o", "trained.onnx", code=1)
     assert "'trained.onnx' is not written, because onnx refuses the model that it would hold: " in result.stderr
     assert "the checkpoint has the trained weights: onnxgrad train model.onnx" in result.stderr

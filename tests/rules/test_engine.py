@@ -8,10 +8,10 @@ import onnx
 import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
-from tests.gradients import evaluate
+from tests.gradients import evaluate, names, results_of
 
 import onnxgrad
-from onnxgrad.rules import RULES, op
+from onnxgrad.rules import op
 from onnxgrad.rules.engine import NoRuleError
 
 HEADER = '<ir_version: 9, opset_import: ["" : 18]>\n'
@@ -24,15 +24,6 @@ def model(text: str, header: str = HEADER, **weights: np.ndarray) -> onnx.ModelP
     made.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
     onnx.checker.check_model(made)
     return made
-
-
-def names(values) -> list[str]:
-    return [v.name for v in values]
-
-
-def run(made: onnx.ModelProto, **feeds) -> dict[str, np.ndarray]:
-    onnx.checker.check_model(made, full_check=True)
-    return dict(zip(names(made.graph.output), evaluate(made, feeds), strict=True))
 
 
 def linear() -> onnx.ModelProto:
@@ -58,7 +49,7 @@ def test_by_default_every_parameter_of_the_only_output():
     assert names(made.graph.initializer) == ["layer_w", "layer_b"]
     x = RNG.standard_normal((2, 3)).astype(np.float32)
     weights = {t.name: numpy_helper.to_array(t) for t in linear().graph.initializer}
-    results = run(made, x=x, k=np.zeros(1, np.int64))
+    results = results_of(made, x=x, k=np.zeros(1, np.int64))
     d = 1 - np.tanh(x @ weights["layer_w"] + weights["layer_b"]) ** 2
     np.testing.assert_allclose(results["layer_w_grad"], x.T @ d, rtol=1e-5)
     np.testing.assert_allclose(results["layer_b_grad"], d.sum(0), rtol=1e-5)
@@ -100,7 +91,7 @@ def test_several_results_each_with_its_seed():
     assert names(made.graph.input) == ["x", "y", "a_grad", "b_grad"]
     assert names(made.graph.output) == ["a", "s", "i", "b", "x_grad", "y_grad"]
     x, y, ga, gb = (RNG.standard_normal(s).astype(np.float32) for s in (2, 3, 2, (2, 3)))
-    results = run(made, x=x, y=y, a_grad=ga, b_grad=gb)
+    results = results_of(made, x=x, y=y, a_grad=ga, b_grad=gb)
     np.testing.assert_allclose(results["x_grad"], (ga + gb @ y) * np.exp(x), rtol=1e-5)
     np.testing.assert_allclose(results["y_grad"], 1 + np.exp(x) @ gb, rtol=1e-5)
 
@@ -111,7 +102,7 @@ def test_a_result_that_another_depends_on():
         s = ReduceSum <keepdims = 0> (h)
     }"""
     x, seed = RNG.standard_normal((2, 2)).astype(np.float32)
-    results = run(onnxgrad.gradient(model(text), "x", ["h", "s"]), x=x, h_grad=seed)
+    results = results_of(onnxgrad.gradient(model(text), "x", ["h", "s"]), x=x, h_grad=seed)
     np.testing.assert_allclose(results["x_grad"], (seed + 1) * np.exp(x), rtol=1e-5)
 
 
@@ -129,7 +120,7 @@ def test_a_scalar_has_no_seed_but_one_element_has():
     text = "g (float[2] x) => (float y) { y = ReduceSum <keepdims = 0> (x) }"
     made = onnxgrad.gradient(model(text), "x")
     assert names(made.graph.input) == ["x"]
-    np.testing.assert_array_equal(run(made, x=np.zeros(2, np.float32))["x_grad"], [1, 1])
+    np.testing.assert_array_equal(results_of(made, x=np.zeros(2, np.float32))["x_grad"], [1, 1])
 
 
 def test_parameters_as_inputs():
@@ -141,8 +132,8 @@ def test_parameters_as_inputs():
     plain = onnxgrad.gradient(linear(), "layer_b")
     feeds = {"x": np.ones((2, 3), np.float32), "k": np.zeros(1, np.int64)}
     b = numpy_helper.to_array(linear().graph.initializer[1])
-    given = run(made, **feeds, layer_b=b)
-    np.testing.assert_array_equal(given["layer_b_grad"], run(plain, **feeds)["layer_b_grad"])
+    given = results_of(made, **feeds, layer_b=b)
+    np.testing.assert_array_equal(given["layer_b_grad"], results_of(plain, **feeds)["layer_b_grad"])
 
 
 def test_names_that_are_taken():
@@ -187,7 +178,7 @@ def test_an_input_used_more_than_once():
         y = Add(b, x)
     }"""
     x, seed = RNG.standard_normal((2, 2)).astype(np.float32)
-    results = run(onnxgrad.gradient(model(text), "x"), x=x, y_grad=seed)
+    results = results_of(onnxgrad.gradient(model(text), "x"), x=x, y_grad=seed)
     np.testing.assert_allclose(results["x_grad"], seed * (3 * x * x + 1), rtol=1e-5)
 
 
@@ -207,7 +198,7 @@ def test_gradients_that_are_the_same_value_are_outputs_of_their_own():
     text = "g (float[2] x, float[2] z) => (float[2] y) { y = Add(x, z) }"
     made = onnxgrad.gradient(model(text), ["x", "z"])
     seed = np.ones(2, np.float32)
-    results = run(made, x=seed, z=seed, y_grad=seed)
+    results = results_of(made, x=seed, z=seed, y_grad=seed)
     assert names(made.graph.output) == ["y", "x_grad", "z_grad"]
     np.testing.assert_array_equal(results["x_grad"], results["z_grad"])
 
@@ -218,7 +209,7 @@ def test_nameless_dimensions_stay_nameless():
     dims = made.graph.input[0].type.tensor_type.shape.dim
     assert [d.dim_param for d in dims] == ["", "N"] and names(made.graph.input) == ["x", "z", "y_grad"]
     seed = np.ones((5, 3), np.float32)
-    assert run(made, x=seed, z=seed[0], y_grad=seed)["z_grad"].tolist() == [5, 5, 5]
+    assert results_of(made, x=seed, z=seed[0], y_grad=seed)["z_grad"].tolist() == [5, 5, 5]
 
 
 def test_the_model_is_not_changed():
@@ -259,7 +250,7 @@ def test_a_gradient_of_a_gradient():
     e = np.exp(x)
     d, s = e * (x + 1), np.sum(e * x)
     hessian = 2 * np.outer(d, d) + 2 * s * np.diag(e * (x + 2))
-    results = run(twice, x=x.astype(np.float32), x_grad_grad=v.astype(np.float32))
+    results = results_of(twice, x=x.astype(np.float32), x_grad_grad=v.astype(np.float32))
     np.testing.assert_allclose(results["x_grad_2"], hessian @ v, rtol=1e-4)
 
 
@@ -277,21 +268,13 @@ def test_mixed_precision():
     kinds = {o.name: o.type.tensor_type.elem_type for o in made.graph.output}
     assert kinds["x_grad"] == TensorProto.FLOAT16 and kinds["w_grad"] == TensorProto.FLOAT
     x = RNG.standard_normal((2, 3)).astype(np.float16)
-    results = run(made, x=x)
+    results = results_of(made, x=x)
     d = 1 - np.tanh(x * w) ** 2
     np.testing.assert_allclose(results["x_grad"], d * w, rtol=1e-2, atol=1e-3)
     np.testing.assert_allclose(results["w_grad"], (d * x).sum(0), rtol=1e-2, atol=1e-3)
 
 
 # Rules of users
-
-
-@pytest.fixture
-def forget_rules():
-    before = dict(RULES)
-    yield
-    RULES.clear()
-    RULES.update(before)
 
 
 def test_a_rule_for_an_operator_that_has_one_takes_its_place():

@@ -11,22 +11,13 @@ import onnxruntime
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper, parser
-from tests.gradients import evaluate
+from tests.gradients import evaluate, names, results_of
 from tests.torch_export import export
 
 import onnxgrad
-from onnxgrad.rules import RULES, op
+from onnxgrad.rules import op
 
 RNG = np.random.default_rng(0)
-
-
-def names(values) -> list[str]:
-    return [v.name for v in values]
-
-
-def results_of(made: onnx.ModelProto, **feeds) -> dict[str, np.ndarray]:
-    onnx.checker.check_model(made, full_check=True)
-    return dict(zip(names(made.graph.output), evaluate(made, feeds), strict=True))
 
 
 # Versions
@@ -225,14 +216,6 @@ def test_a_branch_beside_the_way():
 
 
 # What rules may do
-
-
-@pytest.fixture
-def forget_rules():
-    before = dict(RULES)
-    yield
-    RULES.clear()
-    RULES.update(before)
 
 
 def test_a_rule_that_gives_nothing_means_zero(forget_rules):

@@ -189,7 +189,7 @@ def test_what_is_refused(tmp_path):
         mine.fit(data(), metrics=matrix, callbacks=[KeepBest("best", "matrix")], **how)
     with raises(TypeError, "KeepBest: 'matrix' is a list, expected a number"):
         mine.fit(data(), metrics=matrix, callbacks=[KeepBest(tmp_path / "best", "matrix", mode="max")], **how)
-    with raises(FileNotFoundError, "KeepBest: 'no' does not exist, so no checkpoint can be written there"):
+    with raises(FileNotFoundError, "KeepBest: the folder 'no' to write 'best' into does not exist"):
         mine.fit(data(), callbacks=[KeepBest("no/best")], **how)
     with raises(ValueError, "EarlyStopping: patience is 0, expected a number of epochs, at least 1"):
         EarlyStopping(0)

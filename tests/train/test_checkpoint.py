@@ -176,9 +176,8 @@ def test_the_target_of_a_link_is_written(saved, tmp_path):
 
 def test_a_folder_that_cannot_be_written(tmp_path):
     *args, how = new(optim.SGD())
-    with raises(
-        FileNotFoundError, f"{str(tmp_path / 'missing')!r} does not exist, so no checkpoint can be written there"
-    ):
+    told = f"the folder {str(tmp_path / 'missing')!r} to write 'run.safetensors' into does not exist"
+    with raises(FileNotFoundError, told):
         Trainer(*args, **how).save(tmp_path / "missing" / "run.safetensors")
 
 

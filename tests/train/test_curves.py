@@ -3,7 +3,7 @@
 import functools
 import io
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +11,7 @@ import onnx
 import pytest
 import torch
 from tests.checks import same_bits
+from tests.train.torch_optimizers import HuggingFaceAdamW, Lamb
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -117,48 +118,6 @@ NETWORKS = {
     "gru": Network(GruClassifier, words),
     "transformer": Network(Encoder, words),
 }
-
-
-class Lamb(torch.optim.Optimizer):
-    """You et al. 2020, with the corrections of Adam."""
-
-    def __init__(self, params: Iterable[Tensor], lr: float) -> None:
-        super().__init__(params, {"lr": lr, "beta1": 0.9, "beta2": 0.999, "eps": 1e-6, "decay": 0.01})
-
-    @torch.no_grad()
-    def step(self) -> None:
-        for group in self.param_groups:
-            beta1, beta2 = group["beta1"], group["beta2"]
-            for p in group["params"]:
-                wide, g = p.double(), p.grad.double()
-                m, v, t = self.state.setdefault(p, {"kept": (0.0, 0.0, 0)})["kept"]
-                m, v, t = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g**2, t + 1
-                self.state[p]["kept"] = m, v, t
-                corrected = (v / (1 - beta2**t)).sqrt() + group["eps"]
-                direction = m / (1 - beta1**t) / corrected + group["decay"] * wide
-                size, length = wide.norm(), direction.norm()
-                ratio = size / length if size > 0 and length > 0 else 1.0
-                p.copy_(wide - group["lr"] * ratio * direction)
-
-
-class HuggingFaceAdamW(torch.optim.Optimizer):
-    """As transformers had it: eps beside the uncorrected root, and the decay last."""
-
-    def __init__(self, params: Iterable[Tensor], lr: float, eps: float, decay: float) -> None:
-        super().__init__(params, {"lr": lr, "beta1": 0.9, "beta2": 0.999, "eps": eps, "decay": decay})
-
-    @torch.no_grad()
-    def step(self) -> None:
-        for group in self.param_groups:
-            beta1, beta2 = group["beta1"], group["beta2"]
-            for p in group["params"]:
-                wide, g = p.double(), p.grad.double()
-                m, v, t = self.state.setdefault(p, {"kept": (0.0, 0.0, 0)})["kept"]
-                m, v, t = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g**2, t + 1
-                self.state[p]["kept"] = m, v, t
-                rate = group["lr"] * (1 - beta2**t) ** 0.5 / (1 - beta1**t)
-                wide = wide - rate * m / (v.sqrt() + group["eps"])
-                p.copy_(wide - group["lr"] * group["decay"] * wide)
 
 
 class Pair(NamedTuple):

@@ -220,11 +220,14 @@ def test_save_every_and_bad_plans(tmp_path):
         trainer().fit(data(), 0)
     with raises(ValueError, "fit: save_every needs a checkpoint, the file to write"):
         trainer().fit(data(), save_every=2)
-    missing = tmp_path / "no" / "run.safetensors"
-    with raises(
-        FileNotFoundError, f"fit: {str(missing.parent)!r} does not exist, so no checkpoint can be written there"
-    ):
-        trainer().fit(data(), checkpoint=missing)
+    missing, link = tmp_path / "no" / "run.safetensors", tmp_path / "link"
+    link.symlink_to(missing)
+    for place in (missing, link):
+        told = f"fit: the folder {str(missing.parent)!r} to write 'run.safetensors' into does not exist"
+        with raises(FileNotFoundError, told):
+            trainer().fit(data(), checkpoint=place)
+    with raises(IsADirectoryError, f"fit: {str(tmp_path)!r} is a folder, expected the name of a file to write"):
+        trainer().fit(data(), checkpoint=tmp_path)
     with raises(
         ValueError, "fit: there are no batches; give a list or Batches, since an iterator ends after one epoch"
     ):

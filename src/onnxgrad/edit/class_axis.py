@@ -164,8 +164,7 @@ class ClassAxis:
 
     def _transpose(self, node: ir.Node, axis: int) -> int:
         rank = len(self._dims(node.inputs[0]))
-        perm = node.attributes["perm"].as_ints() if "perm" in node.attributes else range(rank)[::-1]
-        return list(perm).index(axis)
+        return list(node.attributes.get_ints("perm", range(rank)[::-1])).index(axis)
 
     def _numbers(self, value: ir.Value) -> np.ndarray[Any, Any] | None:
         """What a value is that nodes compute from constants, as exporters write axes and shapes."""
@@ -359,7 +358,7 @@ class ClassAxis:
 
     def _slice(self, node: ir.Node, axis: int) -> int:
         rank = len(self._dims(node.inputs[0]))
-        starts = node.attributes["starts"].as_ints() if "starts" in node.attributes else ()
+        starts = node.attributes.get_ints("starts", ())
         axes = self._axes(node, at=3)
         if axes is None:
             axes = list(range(len(starts) or int(self._dims(node.inputs[1])[0] or rank)))

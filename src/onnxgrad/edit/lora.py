@@ -12,7 +12,7 @@ from onnxgrad.graph.adapters import CONV, EMBEDDING, LINEAR, Adapter, adapters_o
 from onnxgrad.graph.files import as_given, expect_weights, load
 from onnxgrad.graph.initializers import add_initializer
 from onnxgrad.graph.new_node import new_node
-from onnxgrad.graph.replace import take_place
+from onnxgrad.graph.replace import put_behind
 from onnxgrad.passes.convert_opset import convert_opset
 from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.prepare import RESTORE
@@ -175,9 +175,5 @@ class _Written:
         owner = node.graph
         assert owner is not None
         owner.insert_after(node, self._added)
-        add = self._added[-1]
-        add.replace_input_with(0, None)
-        take_place(total, result)
-        result.type, result.shape = total.type, total.shape
-        result.name = f"{total.name}_without_adapter"
-        add.replace_input_with(0, result)
+        put_behind(result, self._added[-1], f"{result.name}_without_adapter")
+        total.shape = result.shape

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from onnxgrad.edit.calibrate import insert_quantization
 from onnxgrad.edit.round_weights import OPSET_OF_BLOCKS, round_weights, weights_of
-from onnxgrad.graph.files import LARGEST, expect_weights, load, save, weight_files
+from onnxgrad.graph.files import LARGEST, as_given, expect_weights, load, save, weight_files
 from onnxgrad.graph.suggest import listed, suggestion
 from onnxgrad.graph.validity import one_line
 from onnxgrad.passes.convert_opset import convert_to
@@ -86,7 +86,7 @@ def quantize(
     else:
         assert data is not None
         _insert(draft, data, weights, activations, per_channel, patterns)
-    return draft.model if isinstance(model, ir.Model) else ir.to_proto(draft.model)
+    return as_given(draft.model, model)
 
 
 def _transpose_weights(graph: ir.Graph) -> None:

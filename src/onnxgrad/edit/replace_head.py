@@ -19,6 +19,7 @@ from onnxgrad.graph.files import expect_weights, given_back, load
 from onnxgrad.graph.head import note_head
 from onnxgrad.graph.new_node import new_node
 from onnxgrad.graph.node import descendants
+from onnxgrad.graph.replace import put_behind
 from onnxgrad.graph.suggest import listed, suggestion
 from onnxgrad.graph.torch_export import PARAMETER, forget_call, mark, signature
 from onnxgrad.passes.convert_opset import convert_opset
@@ -262,10 +263,7 @@ class _Replacement:
         if bias is not None:
             result = node.outputs[0]
             add = ir.Node("", "Add", [result, bias], num_outputs=1, name=f"{node.name}_bias")
-            add.outputs[0].type = result.type
-            result.replace_all_uses_with(add.outputs[0], replace_graph_outputs=True)
-            add.replace_input_with(0, result)
-            add.outputs[0].name, result.name = result.name, f"{result.name}_before_bias"
+            put_behind(result, add, f"{result.name}_before_bias")
             self._graph.insert_after(node, add)
             self._bias = [(add, 1, [self._new])]
 
@@ -280,11 +278,7 @@ class _Replacement:
             )
         target = new_node("Constant", [], f"{result.name}_shape", {"value_ints": list(self._shape)})
         reshape = new_node("Reshape", [result, target.outputs[0]], f"{result.name}_reshaped")
-        made = reshape.outputs[0]
-        made.type = result.type
-        result.replace_all_uses_with(made, replace_graph_outputs=True)
-        reshape.replace_input_with(0, result)
-        made.name, result.name = result.name, f"{result.name}_flat"
+        put_behind(result, reshape, f"{result.name}_flat")
         self._graph.append(target)
         self._graph.append(reshape)
         self._graph.sort()

@@ -256,6 +256,13 @@ class Builder:
         self.graph.append(node)
         return self.tensor(node.outputs[0])
 
+    def apart(self, tensor: Tensor) -> Tensor:
+        """The same, or a copy if it is not a node of this graph that makes it, or the graph gives it already."""
+        value = tensor.value
+        producer = value.producer()
+        is_apart = producer is not None and producer.graph is self.graph and not value.is_graph_output()
+        return tensor if is_apart else self.copy(tensor)
+
     def fresh_value_name(self, wanted: str) -> str:
         """The name, or one like it if it is taken."""
         return self._fresh(wanted, self._names)

@@ -134,7 +134,7 @@ def as_given(result: ir.Model, given: Any) -> Any:
             tensor = value.const_value
             if isinstance(tensor, ir.ExternalTensor) and Path(tensor.path).is_file():
                 value.const_value = _whole_path(tensor) if is_large else _in_memory(tensor)
-    return ir.to_proto(result)
+    return maps.to_proto(result)
 
 
 def _whole_path(tensor: ir.ExternalTensor) -> ir.ExternalTensor:
@@ -293,10 +293,11 @@ def followed(path: Path) -> Path:
     return path.resolve() if path.is_symlink() else path
 
 
-def _expect_no_device(path: Path) -> None:
+def _expect_no_device(path: Path, caller: str | None = None) -> None:
     """Raises one sentence if a file would take the place of something like /dev/null."""
     if path.exists() and not (path.is_file() or path.is_dir()):
-        raise ValueError(f"{str(path)!r} is a device or a pipe, expected the name of a file to write")
+        sentence = f"{str(path)!r} is a device or a pipe, expected the name of a file to write"
+        raise ValueError(_said_by(caller, sentence))
 
 
 def _draft(path: Path) -> Path:
@@ -357,18 +358,24 @@ def _refused(path: Path, who: str, reason: str) -> RuntimeError:
     return RuntimeError(f"{str(path)!r} is not written, because {who} refuses the model that it would hold: {reason}")
 
 
-def expect_folder(path: Path) -> None:
+def expect_folder(path: Path, caller: str | None = None) -> None:
     """Raises one sentence if there is no folder for what is to be at the path."""
     if not path.parent.is_dir():
-        raise FileNotFoundError(f"the folder {str(path.parent)!r} to write {path.name!r} into does not exist")
+        sentence = f"the folder {str(path.parent)!r} to write {path.name!r} into does not exist"
+        raise FileNotFoundError(_said_by(caller, sentence))
 
 
-def expect_place(path: Path) -> None:
-    """Raises one sentence if no file can be at the path."""
-    _expect_no_device(path)
-    expect_folder(path)
+def expect_place(path: Path, caller: str | None = None) -> None:
+    """Raises one sentence if no file can be at the path, or where a symbolic link there points to."""
+    _expect_no_device(path, caller)
+    expect_folder(followed(path), caller)
     if path.is_dir():
-        raise IsADirectoryError(f"{str(path)!r} is a folder, expected the name of a file to write")
+        sentence = f"{str(path)!r} is a folder, expected the name of a file to write"
+        raise IsADirectoryError(_said_by(caller, sentence))
+
+
+def _said_by(caller: str | None, sentence: str) -> str:
+    return f"{caller}: {sentence}" if caller else sentence
 
 
 def _tensors(model: ir.Model) -> Iterator[Any]:

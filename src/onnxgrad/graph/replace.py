@@ -25,6 +25,14 @@ def replace_node(old: ir.Node, new: ir.Node) -> None:
         graph.opset_imports.setdefault(new.domain, 1)
 
 
+def put_behind(value: ir.Value, node: ir.Node, name: str) -> None:
+    """Lets the result of a node that reads a value first go where that went, under its name; the value gets another."""
+    result = node.outputs[0]
+    value.replace_all_uses_with(result, replace_graph_outputs=True)
+    node.replace_input_with(0, value)
+    result.name, value.name, result.type = value.name, name, value.type
+
+
 def move_written(last: ir.Node, to: ir.Node) -> None:
     """Moves what was written after the node that was the last one to behind another node."""
     graph = to.graph

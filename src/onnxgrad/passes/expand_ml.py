@@ -12,9 +12,10 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.graph.builder import Builder, op
+from onnxgrad.graph.cast import in_type
 from onnxgrad.graph.maps import MAP_TYPE
-from onnxgrad.graph.replace import take_place
-from onnxgrad.graph.tensor import Tensor
+from onnxgrad.graph.replace import replace_node, take_place
+from onnxgrad.graph.tensor import Tensor, is_float
 from onnxgrad.passes.draft import Draft
 from onnxgrad.passes.infer import infer
 from onnxgrad.rules.ml import TREES
@@ -25,6 +26,7 @@ OF_TREES = (
     "trees are constant between their thresholds and have no gradient: train them where they came from; what is after "
     "them can be trained here"
 )
+FLOAT = ir.DataType.FLOAT  # that all of them compute in
 LABELS = ("classlabels_ints", "classlabels_int64s", "classlabels_strings")
 
 
@@ -37,11 +39,8 @@ def drop_zip_maps(draft: Draft) -> None:
             )
     for node in list(draft.graph):
         if node.domain == ML and node.op_type == "ZipMap":
-            identity = ir.Node("", "Identity", [node.inputs[0]], num_outputs=1, name=node.name)
-            draft.graph.insert_before(node, identity)
             node.outputs[0].type = None
-            take_place(identity.outputs[0], node.outputs[0])
-            draft.graph.remove(node, safe=True)
+            replace_node(node, ir.Node("", "Identity", [node.inputs[0]], num_outputs=1, name=node.name))
 
 
 def expand_ml(draft: Draft) -> None:
@@ -100,9 +99,7 @@ def _named(graph: ir.Graph) -> Iterator[tuple[ir.Node, str]]:
 
 def _expect_more_than_trees(draft: Draft) -> None:
     trees = [n for n in draft.graph if n.domain == ML and n.op_type in TREES]
-    if trees and not any(
-        v.dtype is not None and v.dtype.is_floating_point() for v in draft.graph.initializers.values()
-    ):
+    if trees and not any(map(is_float, draft.graph.initializers.values())):
         raise ValueError(f"{draft.caller}: {trees[0].op_type} (node {trees[0].name!r}): {OF_TREES}")
 
 
@@ -113,10 +110,7 @@ def _write(builder: Builder, node: ir.Node, name: str, caller: str) -> None:
         except _CannotError as error:
             raise ValueError(f"{caller}: {node.op_type} (node {node.name!r}) {error}") from None
     for old, new in zip(node.outputs, results, strict=False):
-        value = new.value
-        if value.producer() is None or value.is_graph_output() or value.name in builder.graph.initializers:
-            value = builder.copy(new).value
-        take_place(value, old)
+        take_place(builder.apart(new).value, old)
     builder.graph.remove(node, safe=True)
 
 
@@ -136,12 +130,7 @@ class _Node:
     @property
     def x(self) -> Tensor:
         """The input as the operators compute with it."""
-        return self.as_float(self.input)
-
-    def as_float(self, tensor: Tensor) -> Tensor:
-        kind = ir.DataType.FLOAT
-        cast: Tensor = tensor if tensor.dtype == kind else op.Cast(tensor, to=kind.value)
-        return cast
+        return in_type(self.input, FLOAT)
 
     @property
     def rows(self) -> Tensor:
@@ -149,22 +138,20 @@ class _Node:
         return op.Unsqueeze(self.x, [0]) if self.input.shape is not None and len(self.input.shape) == 1 else self.x
 
     def text(self, attribute: str, default: str) -> str:
-        return self.node.attributes[attribute].as_string() if attribute in self.node.attributes else default
+        return self.node.attributes.get_string(attribute, default)
 
     def floats(self, attribute: str) -> Array:
-        found = self.node.attributes.get(attribute)
-        return np.array([] if found is None else found.as_floats(), np.float32)
+        return np.array(self.node.attributes.get_floats(attribute, []), np.float32)
 
     def ints(self, attribute: str) -> list[int]:
-        found = self.node.attributes.get(attribute)
-        return [] if found is None else list(found.as_ints())
+        return list(self.node.attributes.get_ints(attribute, []))
 
     def weight(self, attribute: str, numbers: Array) -> Tensor:
         """An initializer that stands for an attribute."""
         return self._initializer(f"{self.name}.{attribute}", ir.Tensor(np.ascontiguousarray(numbers, np.float32)))
 
     def constant(self, numbers: Any) -> Tensor:
-        return self.builder.constant(np.asarray(numbers, np.float32), ir.DataType.FLOAT)
+        return self.builder.constant(np.asarray(numbers, np.float32), FLOAT)
 
     def labels_of(self, classes: Tensor) -> Tensor:
         """The labels of class numbers."""
@@ -197,7 +184,7 @@ class _Node:
 
 
 def _linear_regressor(n: _Node) -> list[Tensor]:
-    targets = n.node.attributes["targets"].as_int() if "targets" in n.node.attributes else 1
+    targets = n.node.attributes.get_int("targets", 1)
     scores = _product(n, n.rows, n.floats("coefficients").reshape(targets, -1), n.floats("intercepts"))
     # onnxruntime transforms several scores of a row only.
     return [n.transformed(scores) if targets > 1 else scores]
@@ -276,7 +263,7 @@ def _array_feature_extractor(n: _Node) -> list[Tensor]:
 
 
 def _feature_vectorizer(n: _Node) -> list[Tensor]:
-    return [op.Concat(*(n.as_float(n.builder.tensor(v)) for v in n.node.inputs if v is not None), axis=-1)]
+    return [op.Concat(*(in_type(n.builder.tensor(v), FLOAT) for v in n.node.inputs if v is not None), axis=-1)]
 
 
 def _svm_regressor(n: _Node) -> list[Tensor]:

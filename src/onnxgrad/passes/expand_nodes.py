@@ -68,10 +68,7 @@ def _expand(builder: Builder, node: ir.Node, writer: Writer, caller: str) -> Non
             )
         if not old.name or new is None:
             continue
-        value = new.value
-        if value.producer() is None or value.is_graph_output() or value.name in builder.graph.initializers:
-            value = builder.copy(new).value
-        take_place(value, old)
+        take_place(builder.apart(new).value, old)
     builder.graph.remove(node, safe=True)
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.graph.builder import Builder
+from onnxgrad.graph.node import permutation
 from onnxgrad.graph.tensor import Tensor, dims_of
 from onnxgrad.schema import is_standard
 
@@ -68,7 +69,7 @@ def _class_axis(softmax: ir.Node, after: Sequence[ir.Node]) -> int | None:
     dims = dims_of(softmax.outputs[0])
     if dims is None:
         return None
-    axis: int | None = (softmax.attributes["axis"].as_int() if "axis" in softmax.attributes else -1) % len(dims)
+    axis: int | None = softmax.attributes.get_int("axis", -1) % len(dims)
     for node in after:
         axis = None if axis is None else _axis_after(node, axis)
     return axis
@@ -82,8 +83,7 @@ def _axis_after(node: ir.Node, axis: int) -> int | None:
     if before is None or after is None:
         return None
     if node.op_type == "Transpose":
-        perm = node.attributes["perm"].as_ints() if "perm" in node.attributes else range(len(before))[::-1]
-        return list(perm).index(axis)
+        return permutation(node).index(axis)
     if before[axis] is None or before[axis] == 1:
         return None
     if axis == len(before) - 1 and after and after[-1] == before[-1]:

@@ -84,7 +84,7 @@ def _position(builder: Builder, node: ir.Node, k: int, length: int, last: int) -
 def _split(builder: Builder, node: ir.Node) -> list[Tensor] | None:
     assert node.inputs[0] is not None
     data = builder.tensor(node.inputs[0])
-    axis, keep = (node.attributes[n].as_int() if n in node.attributes else d for n, d in (("axis", 0), ("keepdims", 1)))
+    axis, keep = node.attributes.get_int("axis", 0), node.attributes.get_int("keepdims", 1)
     given = node.inputs[1] if len(node.inputs) > 1 else None
     sizes = builder.constant_of(given) if given is not None else None
     if given is not None and sizes is None:
@@ -115,8 +115,8 @@ def _result(builder: Builder, node: ir.Node, known: dict[ir.Value, list[Tensor]]
         return None if at is None else elements[at]
     if not elements:
         return None
-    axis, stack = node.attributes["axis"].as_int(), node.attributes.get("new_axis")
-    if stack is not None and stack.as_int():
+    axis = node.attributes["axis"].as_int()
+    if node.attributes.get_int("new_axis", 0):
         elements = [op.Unsqueeze(e, [axis]) for e in elements]
     joined: Tensor = op.Concat(*elements, axis=axis)
     return joined

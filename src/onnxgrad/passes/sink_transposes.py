@@ -75,8 +75,7 @@ def _swap(builder: Builder, transpose: ir.Node, cut: ir.Node) -> list[ir.Node]:
         graph.insert_before(cut, constant)
         inputs[at], gone = constant.outputs[0], axes if cut.op_type == "Squeeze" else []
     else:
-        axis = cut.attributes.get("axis")
-        along = perm[(0 if axis is None else axis.as_int()) % rank]
+        along = perm[cut.attributes.get_int("axis", 0) % rank]
         attributes.append(ir.AttrInt64("axis", along))
         gone = [along] if cut.op_type == "Gather" else []
     new = ir.Node("", cut.op_type, inputs, attributes, num_outputs=len(cut.outputs), name=f"{cut.name}_before")

@@ -147,7 +147,7 @@ def _forget_shapes_inside(node: ir.Node) -> bool:
 
 
 def _names(node: ir.Node, attribute: str) -> Sequence[str]:
-    return node.attributes[attribute].as_strings() if attribute in node.attributes else []
+    return node.attributes.get_strings(attribute, [])
 
 
 def _where(draft: Draft, node: ir.Node) -> str:

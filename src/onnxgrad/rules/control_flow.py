@@ -340,9 +340,7 @@ def _give(inner: Builder, results: Sequence[Tensor]) -> None:
     graph = inner.graph
     graph.outputs.clear()
     for result in results:
-        producer = result.value.producer()
-        apart = producer is None or producer.graph is not graph or result.value.is_graph_output()
-        graph.outputs.append((inner.copy(result) if apart else result).value)
+        graph.outputs.append(inner.apart(result).value)
     drop_dead_nodes(graph)
 
 

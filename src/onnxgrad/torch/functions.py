@@ -4,9 +4,9 @@ They take tensors on the CPU or a GPU and work with torch.autograd like torch's 
 can be differentiated any number of times, gather too; gru once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import index
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,12 +22,12 @@ __all__ = ["gather", "gather_elements", "gru", "slice"]
 
 def gather(data: torch.Tensor, indices: torch.Tensor, axis: int = 0) -> torch.Tensor:
     """ONNX's Gather: whole slices of `data` along `axis`, in the order of `indices` (int32 or int64, any shape)."""
-    return _Gather.apply(data, _checked(indices), check_axis(axis, data.ndim))
+    return _Gather.apply(_ROWS, data, _checked(indices), check_axis(axis, data.ndim))
 
 
 def gather_elements(data: torch.Tensor, indices: torch.Tensor, axis: int = 0) -> torch.Tensor:
     """ONNX's GatherElements: single elements of `data`, the index standing in for the coordinate along `axis`."""
-    return _GatherElements.apply(data, _checked(indices), check_axis(axis, data.ndim))
+    return _Gather.apply(_ELEMENTS, data, _checked(indices), check_axis(axis, data.ndim))
 
 
 def slice(
@@ -63,56 +63,50 @@ def _checked(indices: torch.Tensor) -> torch.Tensor:
     return indices
 
 
+class _Kind(NamedTuple):
+    """What an operator reads of its data, at places that are not negative, and what its gradient adds there."""
+
+    read: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
+    add: Callable[[torch.Tensor, tuple[int, ...], torch.Tensor, int], torch.Tensor]
+
+
+def _rows(data: torch.Tensor, places: torch.Tensor, axis: int) -> torch.Tensor:
+    shape = (*data.shape[:axis], *places.shape, *data.shape[axis + 1 :])
+    return data.index_select(axis, places.reshape(-1)).reshape(shape)
+
+
+# The operator itself has looked at the indices.
+_ROWS = _Kind(_rows, lambda dY, shape, indices, axis: gather_grad(shape, indices, dY, axis, check=False))
+_ELEMENTS = _Kind(
+    lambda data, places, axis: data.gather(axis, places.to(torch.int64)),
+    lambda dY, shape, indices, axis: gather_elements_grad(dY, shape, indices, axis, check=False),
+)
+
+
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, data: torch.Tensor, indices: torch.Tensor, axis: int) -> torch.Tensor:
+    def forward(ctx: Any, kind: _Kind, data: torch.Tensor, indices: torch.Tensor, axis: int) -> torch.Tensor:
         ctx.save_for_backward(indices)
-        ctx.shape, ctx.axis = tuple(data.shape), axis
-        rows = torch.where(indices < 0, indices + data.shape[axis], indices).reshape(-1)
-        shape = (*data.shape[:axis], *indices.shape, *data.shape[axis + 1 :])
-        return data.index_select(axis, rows).reshape(shape)
+        ctx.kind, ctx.shape, ctx.axis = kind, tuple(data.shape), axis
+        return kind.read(data, torch.where(indices < 0, indices + data.shape[axis], indices), axis)
 
     @staticmethod
     def backward(ctx: Any, dY: torch.Tensor) -> Any:
-        return _GatherGrad.apply(dY, ctx.saved_tensors[0], ctx.shape, ctx.axis), None, None
+        return None, _GatherGrad.apply(ctx.kind, dY, ctx.shape, ctx.saved_tensors[0], ctx.axis), None, None
 
 
 class _GatherGrad(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, dY: torch.Tensor, indices: torch.Tensor, shape: tuple[int, ...], axis: int) -> torch.Tensor:
+    def forward(
+        ctx: Any, kind: _Kind, dY: torch.Tensor, shape: tuple[int, ...], indices: torch.Tensor, axis: int
+    ) -> torch.Tensor:
         ctx.save_for_backward(indices)
-        ctx.axis = axis
-        # Gather itself has looked at the indices.
-        return gather_grad(shape, indices, dY, axis, check=False)
+        ctx.kind, ctx.axis = kind, axis
+        return kind.add(dY, shape, indices, axis)
 
     @staticmethod
     def backward(ctx: Any, ddX: torch.Tensor) -> Any:
-        return _Gather.apply(ddX, ctx.saved_tensors[0], ctx.axis), None, None, None
-
-
-class _GatherElements(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, data: torch.Tensor, indices: torch.Tensor, axis: int) -> torch.Tensor:
-        ctx.save_for_backward(indices)
-        ctx.shape, ctx.axis = tuple(data.shape), axis
-        places = torch.where(indices < 0, indices + data.shape[axis], indices)
-        return data.gather(axis, places.to(torch.int64))
-
-    @staticmethod
-    def backward(ctx: Any, dY: torch.Tensor) -> Any:
-        return _GatherElementsGrad.apply(dY, ctx.saved_tensors[0], ctx.shape, ctx.axis), None, None
-
-
-class _GatherElementsGrad(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, dY: torch.Tensor, indices: torch.Tensor, shape: tuple[int, ...], axis: int) -> torch.Tensor:
-        ctx.save_for_backward(indices)
-        ctx.axis = axis
-        return gather_elements_grad(dY, shape, indices, axis, check=False)
-
-    @staticmethod
-    def backward(ctx: Any, ddX: torch.Tensor) -> Any:
-        return _GatherElements.apply(ddX, ctx.saved_tensors[0], ctx.axis), None, None, None
+        return None, _Gather.apply(ctx.kind, ddX, ctx.saved_tensors[0], ctx.axis), None, None, None
 
 
 class _Slice(torch.autograd.Function):

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from onnxgrad.graph.files import expect_place
 from onnxgrad.graph.suggest import suggestion
 from onnxgrad.train.distributed.ranks import SingleProcess, on_every_rank
 from onnxgrad.train.metrics import Metric
@@ -157,7 +158,7 @@ class KeepBest(Monitoring):
         self.path, self.restores = Path(path), restores
 
     def on_start(self, trainer: "Trainer") -> str | None:
-        trainer.ranks.on_first(self._expect_place)
+        trainer.ranks.on_first(lambda: expect_place(self.path, "KeepBest"))
         if not trainer.ranks.on_first(self.path.is_file):  # the best one so far is lost
             self.best = None
         return None
@@ -170,12 +171,6 @@ class KeepBest(Monitoring):
     def on_end(self, trainer: "Trainer") -> None:
         if self.restores and self.best is not None:
             trainer.restore(self.path)
-
-    def _expect_place(self) -> None:
-        if not self.path.parent.is_dir():
-            raise FileNotFoundError(
-                f"KeepBest: {str(self.path.parent)!r} does not exist, so no checkpoint can be written there"
-            )
 
 
 class Callbacks:

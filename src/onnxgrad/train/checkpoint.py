@@ -12,7 +12,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from onnxgrad.graph.files import followed, replaced
+from onnxgrad.graph.files import expect_place, replaced
 from onnxgrad.tensor_types import Array
 from onnxgrad.train.fitting import Position
 from onnxgrad.train.loss_scale import LossScale
@@ -24,9 +24,7 @@ FACTS = "facts"  # their name among the checksums; those of arrays have a slash
 
 def write_checkpoint(path: Path, arrays: Mapping[str, Array], facts: Mapping[str, Any]) -> None:
     """Writes arrays and a few facts, with a checksum of each."""
-    folder = followed(path).parent
-    if not folder.is_dir():
-        raise FileNotFoundError(f"{str(folder)!r} does not exist, so no checkpoint can be written there")
+    expect_place(path)
     text = json.dumps(facts)
     sums = {name: _checksum(array) for name, array in arrays.items()}
     metadata = {"kind": KIND, "facts": text, "checksums": json.dumps({**sums, FACTS: zlib.crc32(text.encode())})}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from onnxgrad.cpu.core.compiling import asked_for
+from onnxgrad.graph.files import expect_place
 from onnxgrad.sources.source import Arrays
 from onnxgrad.train.batches import Batches, not_finite
 from onnxgrad.train.callbacks import Callbacks
@@ -84,11 +85,9 @@ class FitOptions:
         self.callbacks.expect({} if self.validation is None else self.metrics)
 
     def expect_place(self) -> None:
-        """Raises one sentence if the folder of the checkpoint does not exist."""
-        if self.checkpoint is not None and not self.checkpoint.parent.is_dir():
-            raise FileNotFoundError(
-                f"fit: {str(self.checkpoint.parent)!r} does not exist, so no checkpoint can be written there"
-            )
+        """Raises one sentence if there can be no checkpoint."""
+        if self.checkpoint is not None:
+            expect_place(self.checkpoint, "fit")
 
 
 def fit(

@@ -222,9 +222,7 @@ class _State:
 
     def _new_output(self, tensor: Tensor, given: Tensor) -> str:
         """An output for the next value of an input."""
-        value = tensor.value
-        if value.producer() is None or value.is_graph_output():  # a slot that the update leaves as it is
-            value = self.builder.copy(tensor).value
+        value = self.builder.apart(tensor).value  # the update may leave a slot as it is
         value.name = self.builder.fresh_value_name(f"{given.value.name}_next")
         value.type, value.shape = given.value.type, given.value.shape
         self._graph.outputs.append(value)

@@ -170,7 +170,7 @@ REFUSED = {
     "no_batches":
         "ValueError: fit: there are no batches; give a list or Batches, since an iterator ends after one epoch",
     "no_folder":
-        "FileNotFoundError: fit: '/no/folder' does not exist, so no checkpoint can be written there",
+        "FileNotFoundError: fit: the folder '/no/folder' to write 'run.safetensors' into does not exist",
     "nothing_to_restore":
         "FileNotFoundError: '/no/folder/run.safetensors' does not exist, expected a checkpoint of a trainer",
     "a_metric_that_raises": "RankError: rank 1: ZeroDivisionError: nothing to divide by",
