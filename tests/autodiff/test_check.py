@@ -61,7 +61,7 @@ def test_feeds_that_do_not_fit(tmp_path):
     result = CliRunner().invoke(
         cli.main, ["check", str(tmp_path / "model.onnx"), "--feeds", str(tmp_path / "feeds.npz")]
     )
-    assert result.stderr.endswith("is not a file of numpy.savez ('x' holds Python objects, expected numbers)\n")
+    assert result.stderr.endswith("cannot be read as .npz ('x' holds Python objects, expected numbers)\n")
 
 
 def test_random_inputs_larger_than_memory(tmp_path):

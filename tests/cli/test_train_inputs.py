@@ -102,7 +102,10 @@ OUT = ("-o", "out.onnx")
             ("--loss", "mse:logits:wieght=1"),
             "--loss 'mse:logits:wieght=1': mse has no setting 'wieght'; did you mean 'weight'?",
         ),
-        (("--loss", "mse:logits:reduction=all"), "MSE: reduction is 'all', expected one of 'mean', 'sum'"),
+        (
+            ("--loss", "mse:logits:reduction=all"),
+            "--loss 'mse:logits:reduction=all': reduction is 'all', expected one of 'mean', 'sum'",
+        ),
         (
             ("--loss", "cross-entropy:logits:probabilities=yes"),
             "--loss 'cross-entropy:logits:probabilities=yes': probabilities is 'yes', expected true or false",
@@ -123,7 +126,7 @@ OUT = ("-o", "out.onnx")
         ),
         (
             ("--optimizer", "adam:betas=1,1"),
-            "Adam: betas are (1.0, 1.0), expected two numbers of at least 0 and under 1",
+            "--optimizer 'adam:betas=1,1': betas are (1.0, 1.0), expected two numbers of at least 0 and under 1",
         ),
         (
             ("--optimizer", "adam:fast"),
