@@ -183,7 +183,7 @@ def test_what_is_refused():
         onnxgrad.quantize(model, DATA, exclude="haed_weight")
     with raises(ValueError, "quantize: the model is quantized already: a Trainer trains it as it is"):
         onnxgrad.quantize(onnxgrad.quantize(model, DATA), DATA)
-    with pytest.raises(ValueError, match=r"^quantize: onnxruntime cannot quantize the model: .*Got invalid dim"):
+    with raises(ValueError, "quantize: a batch's x has shape [64, 2, 8, 8], expected ['batch', 3, 8, 8]"):
         onnxgrad.quantize(model, [{"x": X[:, :2]}])
     plain = parser.parse_model('<ir_version: 10, opset_import: ["" : 21]> m (float[N] x) => (float[N] y) {y = Erf(x)}')
     with raises(ValueError, "quantize: the model has no product or convolution whose weights can be quantized"):

@@ -185,7 +185,11 @@ def test_what_is_refused():
         losses.MSE("y", reduction="all")
     with raises(ValueError, "loss is 'z', expected a loss, an output of the model ('y') or a value inside it"):
         model_with("z")
-    with raises(ValueError, "the output 'y' has shape [4, 5, 3], a loss is one number"):
+    with raises(
+        ValueError,
+        "the output 'y' has shape [4, 5, 3], expected one number, the loss: losses such as CrossEntropy and MSE "
+        "compare an output with a target",
+    ):
         model_with("y")
     with raises(ValueError, "NLL: weights has shape [2], expected [5], a number for each class of 'y'"):
         model_with(losses.NLL("y", weights=[1, 2]))

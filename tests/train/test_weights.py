@@ -218,7 +218,11 @@ def test_what_to_do_about_a_model_that_cannot_be_trained(tmp_path):
     bare = parser.parse_model(HEAD + "{ y = Tanh(x) }")
     with raises(ValueError, "Trainer: 'loss' depends on no initializer that has a gradient"):
         Trainer(bare, *settings)
-    with raises(ValueError, "the output 'y' has shape ['batch', 3], a loss is one number"):
+    with raises(
+        ValueError,
+        "the output 'y' has shape ['batch', 3], expected one number, the loss: losses such as CrossEntropy and MSE "
+        "compare an output with a target",
+    ):
         Trainer(bare, "y", optim.SGD())
     strange = parser.parse_model(HEAD + "<float[3, 1] w = {1, 2, 3}> { a = MatMul(x, w) [n] y = my.F(a) }")
     rule = "my.F (node 'n') has no gradient rule: add one with onnxgrad.vjp, or "

@@ -51,11 +51,10 @@ class _Reader:
 
     def __init__(self, graph: onnx.GraphProto, data: Iterable[Mapping[str, Any]]) -> None:
         weights = {tensor.name for tensor in graph.initializer}
-        self._dtypes = {
-            v.name: onnx.helper.tensor_dtype_to_np_dtype(v.type.tensor_type.elem_type)
-            for v in graph.input
-            if v.name not in weights
-        }
+        inputs = [v for v in graph.input if v.name not in weights]
+        self._dtypes = {v.name: onnx.helper.tensor_dtype_to_np_dtype(v.type.tensor_type.elem_type) for v in inputs}
+        shapes = {v.name: v.type.tensor_type.shape for v in inputs if v.type.tensor_type.HasField("shape")}
+        self._dims = {name: [d.dim_value or d.dim_param or "?" for d in shape.dim] for name, shape in shapes.items()}
         self._batches, self._count = iter(data), 0
         self.error: Exception | None = None
 
@@ -85,6 +84,9 @@ class _Reader:
             array = to_numpy(batch[name]) if is_foreign(batch[name]) else np.asarray(batch[name])
             if array.dtype != dtype and not np.can_cast(array.dtype, dtype, "same_kind"):
                 raise TypeError(f"quantize: a batch's {name} holds {array.dtype}, expected {dtype}")
+            dims = self._dims.get(name, list(array.shape))
+            if len(dims) != array.ndim or any(d != n for d, n in zip(dims, array.shape, strict=True) if type(d) is int):
+                raise ValueError(f"quantize: a batch's {name} has shape {list(array.shape)}, expected {dims}")
             found[name] = np.ascontiguousarray(array, dtype).reshape(array.shape)
         return found
 

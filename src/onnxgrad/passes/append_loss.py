@@ -65,7 +65,10 @@ def append_loss(
     if isinstance(loss, str):
         own = builder.tensor(prediction_of(builder.graph, loss))
         if own.shape not in ((), (1,)):
-            raise ValueError(f"the output {loss!r} has shape {list(own.shape or '?')}, a loss is one number")
+            raise ValueError(
+                f"the output {loss!r} has shape {list(own.shape or '?')}, expected one number, the loss: "
+                "losses such as CrossEntropy and MSE compare an output with a target"
+            )
         if weights is None:
             return own.value
         with builder.at_work(f"{loss}_weighted"):
