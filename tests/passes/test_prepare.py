@@ -263,13 +263,21 @@ def test_weights_that_branches_keep_as_constants_are_trained(tmp_path):
         np.testing.assert_allclose(np.mean(y**2), loss, rtol=1e-6)
 
 
-@pytest.mark.parametrize("declared", [("N", 4), ("N",), (7, 2)], ids=str)
-def test_outputs_that_are_declared_with_another_shape(declared):
+@pytest.mark.parametrize(
+    ("inside", "declared"), [(False, ("N", 4)), (False, ("N",)), (False, (7, 2)), (True, ("N", 4)), (True, ("N",))]
+)
+def test_values_that_are_declared_with_another_shape(inside, declared):
     """skl2onnx's PLSRegression is one; onnxruntime warns."""
     model = onnx.parser.parse_model(
         """<ir_version: 9, opset_import: ["" : 18]> g (float[N, 4] x) => (float[N, 2] y) { y = MatMul(x, w) }"""
     )
     model.graph.initializer.append(numpy_helper.from_array(np.ones((4, 2), np.float32), "w"))
-    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.FLOAT, declared))
+    wrong = helper.make_tensor_value_info("y", TensorProto.FLOAT, declared)
+    if inside:
+        model.graph.node[0].output[0] = wrong.name = "a"
+        model.graph.node.append(helper.make_node("Relu", ["a"], ["y"]))
+        model.graph.value_info.append(wrong)
+    else:
+        model.graph.output[0].CopyFrom(wrong)
     trainer = Trainer(model, losses.MSE("y"), optim.SGD(lr=0.1))
     assert trainer.step({"x": np.ones((3, 4), np.float32), "target": np.zeros((3, 2), np.float32)}) == 16

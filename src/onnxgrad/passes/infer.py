@@ -23,16 +23,40 @@ def infer(draft: Draft) -> None:
     with weights_aside(draft.graph):
         proto = ir.to_proto(draft.model)
     declared = _forget_output_shapes(draft.graph, proto)
+    _infer_from(draft, proto)
+    merged = {value: _merged(dims_of(value), dims, draft.graph) for value, dims in declared.items()}
+    if any(_contradict(dims, declared[value]) for value, dims in merged.items()):  # or what is declared inside is wrong
+        _forget_inner_shapes(draft.graph, proto)
+        _infer_from(draft, proto)
+        merged = {value: _merged(dims_of(value), dims, draft.graph) for value, dims in declared.items()}
+    for value, dims in merged.items():
+        value.shape = ir.Shape(dims)
+    if any(isinstance(v.type, ir.SequenceType) for node in draft.graph.all_nodes() for v in node.outputs):
+        forget_new_names(draft.graph)
+    _expect_sizes(draft)
+
+
+def _infer_from(draft: Draft, proto: onnx.ModelProto) -> None:
     try:
         inferred = infer_shapes(proto, data_prop=True)
     except Exception as error:  # of any type, from C++
         raise ValueError(f"{draft.caller}: the model's shapes contradict each other: {one_line(error)}") from None
     _take_types(draft.graph, inferred.graph)
-    for value, dims in declared.items():
-        value.shape = ir.Shape(_merged(dims_of(value), dims, draft.graph))
-    if any(isinstance(v.type, ir.SequenceType) for node in draft.graph.all_nodes() for v in node.outputs):
-        forget_new_names(draft.graph)
-    _expect_sizes(draft)
+
+
+def _forget_inner_shapes(graph: ir.Graph, proto: onnx.ModelProto) -> None:
+    computed = {value.name: value for node in graph for value in node.outputs}
+    for info in proto.graph.value_info:  # weights are there, too
+        if info.name in computed and info.type.HasField("tensor_type"):
+            info.type.tensor_type.ClearField("shape")
+    for value in computed.values():
+        value.shape = None
+
+
+def _contradict(found: tuple[Dim, ...], declared: tuple[Dim, ...]) -> bool:
+    if len(found) != len(declared):
+        return True
+    return any(isinstance(d, int) and f != d for f, d in zip(found, declared, strict=True))
 
 
 def _forget_output_shapes(graph: ir.Graph, proto: onnx.ModelProto) -> dict[ir.Value, tuple[Dim, ...]]:
