@@ -385,3 +385,15 @@ def test_evaluation_has_it_too():
     prepared = prepare(load(model, "Trainer"), "Trainer")
     step = step_graph(prepared.clone(), losses.MSE("y"), on_cpu=False)
     assert kinds(evaluation_graph(prepared, losses.MSE("y"), step, on_cpu=False))["FlashAttention"] == 1
+
+
+def test_a_scale_of_two_types_is_a_sentence():
+    """As a converter to float16 left it: not a number to compute, but what is wrong with the model."""
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 21]>
+    m (float[2, 2, 3, 4] x) => (float[2, 2, 3, 4] y) <float16[1] half = {1}, float[1] single = {1}> {
+        s = Div(half, single)  q = MatMul(x, w)  t = Transpose<perm = [0, 1, 3, 2]>(q)  k = Mul(t, s)
+        scores = MatMul(q, k)  p = Softmax(scores)  y = MatMul(p, q)
+    }""")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.eye(4, dtype=np.float32), "w"))
+    with pytest.raises(ValueError, match="inconsistent type"):
+        onnxgrad.Trainer(model, losses.MSE("y"), onnxgrad.optim.SGD(lr=0.1))

@@ -128,7 +128,10 @@ class _Constants:
             inputs = [None if v is None else self.array(v) for v in node.inputs]
         if any(array is None and v is not None for array, v in zip(inputs, node.inputs, strict=True)):
             return None
-        found: Array = evaluate(node, inputs, self.builder.opsets)[value.index() or 0]
+        try:
+            found: Array = evaluate(node, inputs, self.builder.opsets)[value.index() or 0]
+        except Exception:  # of any type: a node that is wrong stays, and onnxruntime says what is wrong with it
+            return None
         return found
 
     def _shape(self, value: ir.Value) -> Array | None:
