@@ -21,6 +21,10 @@ MEANINGS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
         r"the name \1 is given more than once",
     ),
     (
+        r"Could not find an implementation for (\w+)\(\d+\) node with name '(.*?)'",
+        lambda m: f"it has no kernel for the types{_node(m[2], m[1])}: export the model in float32",
+    ),
+    (
         r"Nodes in a graph must be topologically sorted, however input (.*) of node: name: ?(.*?) ?OpType: (\w+) is .*",
         lambda m: f"there is no {m[1]}, which is an input{_node(m[2], m[3])}",
     ),
