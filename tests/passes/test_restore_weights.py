@@ -235,6 +235,25 @@ def test_a_bias_repeated_along_the_second_axis_is_one(tmp_path):
     assert trainer.parameters["attention.bias_k"].size == 8
 
 
+class Cross(nn.Module):
+    """Copies of attention to something else, whose weight the exporter cuts into that of queries and of the rest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(8, 2, 8, 0.0), 2)
+        for parameter in self.parameters():
+            if parameter.ndim == 1:
+                nn.init.normal_(parameter)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.decoder(x, x.tanh())
+
+
+def test_parts_of_equal_weights_train_apart(tmp_path):
+    torch.manual_seed(0)
+    expect_same_losses(Cross(), torch.randn(3, 2, 8), str(tmp_path / "m.onnx"), dynamo=False)
+
+
 class Frames(nn.Module):
     """A token beside each frame of each example."""
 

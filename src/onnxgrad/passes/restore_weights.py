@@ -67,7 +67,8 @@ def _restore(graph: ir.Graph, value: ir.Value, originals: "_Originals") -> None:
     kept = str(value.name) if str(value.name) in groups else next(iter(groups))
     for name, uses in groups.items():
         if name != kept:
-            _give_own(graph, value, name, uses)
+            of_another = not originals.inputs and name in graph.initializers and not _is_same(value, graph, name)
+            _give_own(graph, value, f"{name}.{value.name}" if of_another else name, uses)
     if kept != value.name:
         _rename(graph, value, kept, groups[kept])
     if not originals.are_named:
@@ -210,6 +211,12 @@ def _rename(graph: ir.Graph, value: ir.Value, name: str, uses: list[Any]) -> Non
     graph.register_initializer(value)
 
 
+def _is_same(value: ir.Value, graph: ir.Graph, name: str) -> bool:
+    """Whether an initializer may be another, transposed perhaps: attention's weight is there in two parts."""
+    mine, its = (list(v.shape or ()) for v in (value, graph.initializers[name]))
+    return its in (mine, mine[::-1])
+
+
 def _tie(graph: ir.Graph, value: ir.Value, other: ir.Value, uses: list[Any]) -> None:
     """Gives users another initializer if it has the same numbers, or has them transposed."""
     mine, its = (np.asarray(v.const_value.numpy()) for v in (value, other) if v.const_value is not None)
@@ -338,7 +345,7 @@ def _undo_identities(graph: ir.Graph) -> None:
 
     Copies of a layer start from the same numbers, and gates from one. A parameter that a module has twice is one input
     of the traced graph, and never an Identity; a clone that forward makes has the name of a node. Of weights that it
-    transposed, the modules that use them say which are one.
+    transposed, the modules that use them say which are one; of biases that it cut, zeros are taken for several.
     """
     for node in list(graph):
         source = node.inputs[0] if node.op_type == "Identity" else None
@@ -348,9 +355,11 @@ def _undo_identities(graph: ir.Graph) -> None:
         name = str(result.name)
         if result.is_graph_output():
             continue
-        if name.startswith(_NUMBERED) and str(source.name).startswith(_NUMBERED):
+        array, uses = source.const_value.numpy(), list(result.uses())
+        is_numbered = name.startswith(_NUMBERED) and str(source.name).startswith(_NUMBERED)
+        if is_numbered and all(role_at(use.node, use.idx) is not None for use in uses):
             result.replace_all_uses_with(source)
-        elif is_of_state_dict(name, [use.node for use in result.uses()]):
+        elif (is_numbered and (array == array.flat[:1]).all()) or is_of_state_dict(name, [use.node for use in uses]):
             result.name = None
             result.replace_all_uses_with(copy_initializer(graph, source, name))
         else:
