@@ -219,6 +219,22 @@ def test_dimensions_that_onnx_converter_gives_one_name():
     assert found.tolist() == [3, 2, 11]
 
 
+@pytest.mark.parametrize("opset", [10, 22])
+def test_eye_like_of_an_input_whose_type_onnx_does_not_know(opset):
+    """onnx 1.23 infers its type, and the process dies; before opset 11 it knows nothing of Compress, either."""
+    model = onnx.parser.parse_model(f"""<ir_version: 7, opset_import: ["" : {opset}, "com.microsoft" : 1]>
+    m (float[3, 3] x) => (float y) <bool[3] chosen = {{1, 1, 1}}> {{
+        unknown = {"Compress <axis = 0> (x, chosen)" if opset == 10 else "com.microsoft.Inverse(x)"}
+        eye = EyeLike <dtype = 1> (unknown)
+        kept = MatMul(x, eye)
+        squares = Mul(kept, kept)
+        y = ReduceSum <keepdims = 0> (squares)
+    }}""")
+    x = np.eye(3, dtype=np.float32) * 2 + 1
+    _, gradient = onnxgrad.session(onnxgrad.gradient(model, "x")).run(None, {"x": x})
+    np.testing.assert_allclose(gradient, 2 * x)
+
+
 def test_a_branch_reads_what_onnx_converter_replaces():
     """It writes such a LogSoftmax with other operators, and cannot put their result where a subgraph reads it."""
     text = """<ir_version: 5, opset_import: ["" : 9]>

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import click
 import onnx
 import torch
+from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 from tests.random_graphs.checks import CHECKS
-from tests.random_graphs.growth import REFUSED, nodes_of
+from tests.random_graphs.growth import REFUSED, nodes_of, open_plain
 from tests.random_graphs.shrink import said, shrink
 from tests.random_graphs.ways import random_case
 
@@ -40,7 +41,7 @@ def run_one(seed: int, nodes: int, thorough: bool, shrinks: bool) -> Outcome:
     times["generate"] = time.perf_counter() - at
     every = nodes_of(case.model.graph)
     checked, failure, shrunk = [], "", ""
-    for name, check in CHECKS.items():
+    for name, check in CHECKS.items() if is_opened(case.model) else ():
         if not thorough and name not in ("results", "gradient", "differences"):
             continue
         at = time.perf_counter()
@@ -57,6 +58,19 @@ def run_one(seed: int, nodes: int, thorough: bool, shrinks: bool) -> Outcome:
     kind = next(iter(case.feeds.values())).dtype.name
     counted = Counter(node.op_type for node in every)
     return Outcome(seed, len(every), counted, opset, kind, checked, failure, shrunk, Counter(REFUSED), times)
+
+
+def is_opened(model: onnx.ModelProto) -> bool:
+    """Not if onnxruntime 1.31 loses what an If reads whose condition it folds; it runs such a model without that."""
+    try:
+        open_plain(model)
+    except InvalidArgument as error:
+        if "is not a graph input, initializer, or output of a previous node" not in str(error):
+            raise
+        open_plain(model, is_optimized=False)
+        REFUSED["models of which onnxruntime folds an If wrongly"] += 1
+        return False
+    return True
 
 
 def table(found: list[Outcome], seconds: float) -> str:

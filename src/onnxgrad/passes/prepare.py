@@ -2,10 +2,12 @@
 
 from contextlib import suppress
 
+import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
 from onnxgrad.functions.add_functions import WRITTEN_BY
+from onnxgrad.graph.new_node import new_node
 from onnxgrad.graph.tensor import MOST_READ
 from onnxgrad.passes.branch_by_rank import branch_by_rank
 from onnxgrad.passes.convert_opset import convert_opset
@@ -70,6 +72,21 @@ def name_dimensions(draft: Draft) -> None:
             )
 
 
+def type_eye_like(draft: Draft) -> None:
+    """Gives EyeLike zeros of its `dtype` to look at, as onnx 1.23 dies where it does not know the type of the input."""
+    for node in draft.graph.all_nodes():
+        given, value = node.attributes.get("dtype"), node.inputs[0] if node.inputs else None
+        if node.op_type != "EyeLike" or not is_standard(node.domain) or given is None or value is None or value.dtype:
+            continue
+        kind, name = ir.DataType(given.as_int()), node.outputs[0].name
+        shape = new_node("Shape", [value], f"{name}_shape")
+        zero = {"value": ir.Tensor(np.zeros(1, kind.numpy()), kind)}
+        zeros = new_node("ConstantOfShape", [shape.outputs[0]], f"{name}_zeros", zero)
+        assert node.graph is not None
+        node.graph.insert_before(node, [shape, zeros])
+        node.replace_input_with(0, zeros.outputs[0])
+
+
 def drop_empty_scales(draft: Draft) -> None:
     """Leaves out the empty regions and scales that a Resize had to have before opset 13, and that many still have."""
     for node in draft.graph.all_nodes():
@@ -93,7 +110,7 @@ def cast_to_known_types(draft: Draft) -> None:
 
 # What training changes is an initializer of its own, under the name that its author knows. Exporting does it, too.
 RESTORE: list[Pass] = [lift_initializers, lift_constants, restore_weights]
-TO_NEW_OPSET: list[Pass] = [inline_functions, remove_initializers_from_inputs, convert_opset]
+TO_NEW_OPSET: list[Pass] = [inline_functions, remove_initializers_from_inputs, type_eye_like, convert_opset]
 # What a graph that onnxruntime-training wrote goes through before its operators are written with others.
 OLD_GRAPH: list[Pass] = [
     adopt_strays, drop_own_functions, inline_functions, read_small_tensors, convert_opset, name_nodes
