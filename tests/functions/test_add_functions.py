@@ -71,6 +71,19 @@ def test_a_function_asks_for_its_type_only_where_the_model_leaves_it_open(types)
     assert any(node.op_type == "If" for node in add_functions(model).functions[0].node)
 
 
+def test_a_function_asks_for_a_rank_only_where_the_model_leaves_it_open():
+    feeds = {"dY": np.ones((1, 2, 5, 6), np.float32), "X": np.ones((1, 2, 3, 4), np.float32)}
+    feeds["grid"] = np.full((1, 5, 6, 2), 0.25, np.float32)
+    node = helper.make_node("GridSampleGrad", ["dY", "X", "grid"], ["dX", "dgrid"], domain="onnxgrad")
+    model = add_functions(model_of([node], feeds))
+    assert not any(node.op_type == "If" for node in model.functions[0].node)
+    for results in run_everywhere(model, feeds).values():
+        assert results["dX"].sum() == pytest.approx(60)
+    for value in model.graph.input:
+        value.type.tensor_type.ClearField("shape")
+    assert any(node.op_type == "If" for node in add_functions(model).functions[0].node)
+
+
 def test_a_function_of_the_model_itself_stays():
     own = add_functions(model_of([gather_node()], FEEDS))
     own.functions[0].doc_string = "my own"

@@ -3,11 +3,11 @@
 A function is known by its domain and name alone: overloads exist, but onnx.reference does not tell them apart. So all
 nodes of one operator share one function. Where they agree on their attributes and on which optional inputs they have,
 its body is made for just that. Where they do not, it has one branch for each way in which the operator is used, and
-chooses by the attributes and the inputs present. It also finds out whether its numbers are of a half type, unless the
-model declares the types of these nodes' inputs, and they agree. For onnx.reference, which knows no defaults of a
-function's attributes and wants every input and output named, nodes then get the attributes in question written out,
-and empty names at the end of their inputs and outputs. A node keeps its domain and type, so that a runtime with the
-operator registered takes the kernel; none of this changes what that computes.
+chooses by the attributes and the inputs present. It also finds out whether its numbers are of a half type, and how many
+dimensions an image has, unless the model declares that of these nodes' inputs, and they agree. For onnx.reference,
+which knows no defaults of a function's attributes and wants every input and output named, nodes then get the attributes
+in question written out, and empty names at the end of their inputs and outputs. A node keeps its domain and type, so
+that a runtime with the operator registered takes the kernel; none of this changes what that computes.
 
 The files of this folder have the names of those in ops/, and a function for each of their operators. ONNX functions
 import the opset of the standard domain that the model does, 18 or newer: operators used in both must be of one version.
@@ -16,14 +16,14 @@ import the opset of the standard domain that the model does, 18 or newer: operat
 import importlib
 import inspect
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import onnx
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
 
-from onnxgrad.functions.body import Body, Value
+from onnxgrad.functions.body import Body, Declared, Value
 from onnxgrad.op import OPERATORS, Op, operator_of
 from onnxgrad.schema import Attribute, is_standard
 
@@ -31,7 +31,8 @@ MINIMUM_OPSET = 18
 MINIMUM_IR_VERSION = 8  # model-local functions
 WRITTEN_BY = "Written by onnxgrad.add_functions."
 HALVES = {TensorProto.FLOAT16, TensorProto.BFLOAT16}
-Types: TypeAlias = dict[str, int]  # of elements, by the name of a tensor; 0 if it is unknown
+Types: TypeAlias = dict[str, tuple[int, int | None]]  # of elements, 0 if unknown, and the rank, by the name of a tensor
+UNKNOWN = 0, None
 Use = tuple[tuple[Any, ...], tuple[bool, ...]]  # values of the attributes, and which optional inputs are there
 
 
@@ -106,14 +107,18 @@ def _typed_nodes_of(graph: GraphProto, outer: Types) -> Iterator[tuple[NodeProto
     declared = (*graph.input, *graph.value_info, *graph.output)
     types = {
         **outer,
-        **{v.name: v.type.tensor_type.elem_type for v in declared},
-        **{t.name: t.data_type for t in graph.initializer},
+        **{v.name: _type_and_rank(v.type.tensor_type) for v in declared},
+        **{t.name: (t.data_type, len(t.dims)) for t in graph.initializer},
     }
     for node in graph.node:
         yield node, types
         for attribute in node.attribute:
             for inner in (attribute.g, *attribute.graphs):
                 yield from _typed_nodes_of(inner, types)
+
+
+def _type_and_rank(declared: Any) -> tuple[int, int | None]:
+    return declared.elem_type, len(declared.shape.dim) if declared.HasField("shape") else None
 
 
 def all_nodes(model: ModelProto) -> Iterator[NodeProto]:
@@ -180,11 +185,10 @@ class _Uses:
         values, present = ([way[part] for way in self.ways] for part in (0, 1))
         self.differing = [a for k, a in enumerate(self.attributes) if len({v[k] for v in values}) > 1]
         self.guarded = [i.name for k, i in enumerate(op.inputs) if len({p[k] for p in present}) > 1]
-        self.halves = dict[str, bool]()  # of inputs whose type is known to be a half type, or to be none
-        for k, i in enumerate(op.inputs):
-            kinds = {types.get(node.input[k], 0) for node, types in found if len(node.input) > k}
-            if kinds and 0 not in kinds and (kinds <= HALVES or not kinds & HALVES):
-                self.halves[i.name] = kinds <= HALVES
+        self.declared = {
+            i.name: _agreed([types.get(node.input[k], UNKNOWN) for node, types in found if len(node.input) > k])
+            for k, i in enumerate(op.inputs)
+        }
 
     def _use(self, node: NodeProto) -> Use:
         given = {a.name: a for a in node.attribute}
@@ -203,7 +207,7 @@ class _Uses:
                     node.attribute.append(_proto(attribute, _value(attribute, None)))
 
     def function(self, opset: int) -> FunctionProto:
-        body = Body([i.name for i in self.op.inputs if not i.optional], self.halves)
+        body = Body([i.name for i in self.op.inputs if not i.optional], self.declared)
         inputs = {i.name: Value(body, i.name, i.name in self.guarded) for i in self.op.inputs}
         read = {a.name: body.attribute(a.name, _kind(a)) for a in self.differing}
         results = self._branches(body, inputs, read, self.ways)
@@ -235,6 +239,11 @@ class _Uses:
         for condition in conditions[1:]:
             chosen = chosen & condition
         return body.choose(chosen, this, lambda: self._branches(body, inputs, read, ways[1:]))
+
+
+def _agreed(found: Sequence[tuple[int, int | None]]) -> Declared:
+    halves, ranks = {t in HALVES if t else None for t, _ in found}, {rank for _, rank in found}
+    return Declared(*(kinds.pop() if len(kinds) == 1 else None for kinds in (halves, ranks)))  # type: ignore[arg-type]
 
 
 def _same(body: Body, read: Value, attribute: Attribute, value: Any, longest: int) -> Value:

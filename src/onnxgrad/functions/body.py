@@ -34,12 +34,19 @@ class Passed(NamedTuple):
     kind: str  # int, ints, float …
 
 
+class Declared(NamedTuple):
+    """What is known of an input of all nodes that share the function."""
+
+    is_half: bool | None = None
+    rank: int | None = None
+
+
 class Body:
     """The nodes written so far; `body.Concat(a, b, axis=0)` adds one, for any operator."""
 
-    def __init__(self, required: Sequence[str] = (), halves: Mapping[str, bool] | None = None) -> None:
+    def __init__(self, required: Sequence[str] = (), declared: Mapping[str, Declared] | None = None) -> None:
         self._required = required  # names of the inputs that are always there
-        self._halves = halves or {}  # whether an input is of a half type, of those of which that is known
+        self._declared = declared or {}
         self._graphs: list[list[NodeProto]] = [[]]  # the innermost subgraph, which gets the next node, comes last
         self._count = 0
         self._passed: dict[str, None] = {}  # attributes of the function that its nodes take as they are
@@ -72,6 +79,10 @@ class Body:
     def ints(self, *values: int) -> Value:
         """A vector of int64."""
         return self._constant(TensorProto.INT64, [len(values)], values)
+
+    def declared(self, value: Value) -> Declared:
+        """What the model says of an input."""
+        return self._declared.get(value.name, Declared())
 
     def attribute(self, name: str, kind: str) -> Value:
         """The value that the calling node gives an attribute; `kind` is int, float, string or a plural of these."""
@@ -171,8 +182,9 @@ class Body:
             results = compute(lambda x: x)
             return results if like is None else rounded(results)
 
-        if typed.name in self._halves:
-            return list(in_float32() if self._halves[typed.name] else as_it_is())
+        known = self.declared(typed).is_half
+        if known is not None:
+            return list(in_float32() if known else as_it_is())
         is_half = ~self.node("Cast", self.like(2049, typed), to=TensorProto.FLOAT).equals(2049)
         return self.choose(is_half, in_float32, as_it_is)
 

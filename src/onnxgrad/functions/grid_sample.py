@@ -33,17 +33,17 @@ class Reads(NamedTuple):
 def grid_sample_grad(
     o: Body, dY: Value, X: Value, grid: Value, align_corners: int, mode: str, normalized: int, padding_mode: str
 ) -> list[Value]:
-    how = How(align_corners, mode, normalized, padding_mode)
+    how, rank = How(align_corners, mode, normalized, padding_mode), o.declared(X).rank
 
     def of_axes(axes: int, work: Callable[[Value], Value]) -> list[Value]:
         def write() -> list[Value]:
             return Samples(o, work(X), work(grid), axes, how).gradients(work(dY))
 
-        if axes == MOST_AXES:
+        if axes == MOST_AXES or rank is not None:
             return write()
         return o.choose(o.Size(o.Shape(X)).equals(axes + 2), write, lambda: of_axes(axes + 1, work))
 
-    return o.in_work_type(X, lambda work: of_axes(1, work))
+    return o.in_work_type(X, lambda work: of_axes(1 if rank is None else rank - 2, work))
 
 
 class Samples:
