@@ -144,7 +144,7 @@ def test_every_metric_as_text():
     (("--keep-best", "--val", "0.2", "--monitor", "confusion-matrix", "--metric", "confusion-matrix"),
      "--monitor: 'confusion-matrix' is a ConfusionMatrix, not a number that can be best"),
     (("--val", "0.2", "--metric", "f1:average=mean"),
-     "F1: average is 'mean', expected one of auto, binary, macro, micro, weighted"),
+     "--metric 'f1:average=mean': average is 'mean', expected one of auto, binary, macro, micro, weighted"),
     (("--val", "0.2", "--metric", "confusion-matrix:classes=a,b"),
      "--val: ConfusionMatrix: classes has 2 names, but 'logits' has 3 classes"),
     (("--val", "0.2", "--metric", "f1:average=binary"),
