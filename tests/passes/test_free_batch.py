@@ -203,6 +203,17 @@ def test_what_is_not_rewritten_is_declared_anew(kind):
         np.testing.assert_allclose(fixed.gradients["w"], free.gradients["w"], rtol=1e-5)
 
 
+def test_an_output_that_is_one_number_keeps_the_batch_fixed():
+    text = """<ir_version: 9, opset_import: ["" : 18]> m (float[4, 3] x) => (float[4, 3] y, float mean) {
+        y = MatMul(x, w)  mean = ReduceMean <keepdims = 0> (y) }"""
+    model = onnx.parser.parse_model(text)
+    model.graph.initializer.append(numpy_helper.from_array(np.eye(3, dtype=np.float32), "w"))
+    trainer = Trainer(model, "mean", optim.SGD(lr=0.1))
+    assert trainer.step({"x": np.ones((4, 3), np.float32)}) == pytest.approx(1)
+    with pytest.raises(ValueError, match="x has shape"):
+        trainer.step({"x": np.ones((2, 3), np.float32)})
+
+
 def test_what_cannot_be_told_apart_stays_fixed():
     reshape = [helper.make_node("Reshape", ["h", "shape"], ["g"], name="reshape")]
     model = layer(reshape, output=4)  # examples and numbers change places
