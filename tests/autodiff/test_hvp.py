@@ -56,6 +56,17 @@ def test_as_in_pytorch(of):
         np.testing.assert_allclose(found[f"{name}_hvp"], product, rtol=1e-9, atol=1e-12)
 
 
+def test_an_exponent_of_two_is_no_constant_where_it_is_differentiated():
+    text = "g (double[n] x) => (double loss) { p = Pow(x, c)  loss = ReduceSumSquare <keepdims = 0> (p) }"
+    x, vectors = np.array([0.5, 1.5]), (np.array([0.3, -0.2]), np.array(0.7))
+    made = onnxgrad.hvp(model(text, c=np.array(2.0)), wrt=["x", "c"], of="loss")
+    found = results_of(made, x=x, x_vector=vectors[0], c_vector=vectors[1])
+    inputs, vector = (torch.tensor(x), torch.tensor(2.0).double()), tuple(map(torch.tensor, vectors))
+    _, wanted = torch.autograd.functional.hvp(lambda x, c: (x**c).square().sum(), inputs, vector)
+    for name, product in zip(("x", "c"), wanted, strict=True):
+        np.testing.assert_allclose(found[f"{name}_hvp"], product, rtol=1e-9)
+
+
 def test_by_default_all_parameters_which_may_be_inputs():
     text = MLP.replace("Mul(t, c)", "Identity(t)")
     made = onnxgrad.hvp(model(text, w=W, b=B), of="loss", parameters_as_inputs=True)

@@ -326,3 +326,20 @@ def test_wrong_arguments_get_a_sentence(wrong, sentence):
     with pytest.raises((TypeError, ValueError)) as error:
         Trainer(mlp(), **given)
     assert str(error.value).startswith(f"Trainer: {sentence}")
+
+
+def test_an_exponent_that_is_two_at_first_is_trained():
+    model = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["" : 18]>
+        g (float[n, 3] x) => (float[n, 3] y) <float c = {2}> { m = MatMul(x, w)  s = Softplus(m)  y = Pow(s, c) }""")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.eye(3, dtype=np.float32) / 2, "w"))
+    x, target = np.random.default_rng(0).standard_normal((2, 4, 3)).astype(np.float32)
+    trainer = Trainer(model, losses.MSE("y"), optim.SGD(lr=0.3), trainable=["c", "w"])
+    w, c = (torch.eye(3) / 2).requires_grad_(), torch.tensor(2.0, requires_grad=True)
+    optimizer = torch.optim.SGD([w, c], lr=0.3)
+    for _ in range(5):
+        y = torch.nn.functional.softplus(torch.from_numpy(x) @ w) ** c
+        loss = (y - torch.from_numpy(target)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        assert trainer.step({"x": x, "target": target}) == pytest.approx(loss.item(), rel=1e-5)

@@ -51,6 +51,9 @@ class Builder:
             self._names.update(v.name for g in graphs for node in g for v in node.outputs)
         else:
             self._names, self._node_names = outer._names, outer._node_names
+        self.variables: set[ir.Value] = (
+            set() if outer is None else outer.variables
+        )  # initializers that are no constants
         self._contents: dict[ir.Value, tuple[Dim, ...]] = {}  # of vectors that hold a shape
         self._inferred: dict[Any, list[tuple[Any, Any] | None]] = {}  # outputs, by what makes them
 
@@ -297,6 +300,8 @@ class Builder:
     def constant_of(self, value: ir.Value) -> np.ndarray[Any, Any] | None:
         """The numbers of a value, if the graph fixes them and they are few."""
         producer = value.producer()
+        if value in self.variables:
+            return None
         if producer is not None:
             if producer.op_type != "Constant" or producer.domain:
                 return None

@@ -132,6 +132,7 @@ def _bodies(node: ir.Node) -> list[tuple[ir.Graph, int, int, int]]:
 
 def write_gradient(builder: Builder, seeds: dict[ir.Value, Tensor], wrt: Sequence[ir.Value]) -> dict[ir.Value, Tensor]:
     """Appends the nodes that compute the gradients of `wrt`, given those of the results."""
+    builder.variables.update(wrt)  # training changes them, and they may be differentiated once more
     _rewrite_forward(builder, seeds, wrt)
     nodes = list(builder.graph)
     live = depends_on(nodes, set(wrt))
