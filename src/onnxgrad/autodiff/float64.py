@@ -7,6 +7,8 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, defs, helper, numpy_helper
 
+from onnxgrad.schema import is_standard
+
 NARROW = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 NAMES_A_TYPE = {"Cast": "to", "EyeLike": "dtype", "RandomNormal": "dtype", "RandomUniform": "dtype",
                 "RandomNormalLike": "dtype", "RandomUniformLike": "dtype", "Bernoulli": "dtype",
@@ -91,7 +93,9 @@ def _leave_in_float32(graph: GraphProto, constants: dict[str, Any]) -> None:
 
 
 def _is_always_float32(node: NodeProto, output: int) -> bool:
-    """Whether an operator gives float32, as OneHotEncoder does."""
+    """Whether an operator of ai.onnx.ml gives float32 whatever it is given, as OneHotEncoder does."""
+    if is_standard(node.domain):
+        return False
     declared = defs.get_schema(node.op_type, domain=node.domain).outputs if defs.has(node.op_type, node.domain) else []
     return output < len(declared) and declared[output].type_str == "tensor(float)"
 
