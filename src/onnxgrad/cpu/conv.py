@@ -6,6 +6,7 @@ Half types are widened to float32 on the way in and rounded on the way out.
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -52,7 +53,7 @@ def conv_grad(
     pads: Sequence[int] | None,
     strides: Sequence[int] | None,
 ) -> None:
-    axes = axes_of(X, W, {"auto_pad": auto_pad, "dilations": dilations, "pads": pads, "strides": strides})
+    axes = _axes(X, W, {"auto_pad": auto_pad, "dilations": dilations, "pads": pads, "strides": strides})
     g = widen(dY)
     sizes = X.shape[0], group, X.shape[1] // group, W.shape[0] // group
     is_empty = 0 in (*dY.shape, *X.shape, *W.shape)
@@ -80,7 +81,7 @@ def depthwise_conv(
     pads: Sequence[int] | None,
     strides: Sequence[int] | None,
 ) -> None:
-    axes = axes_of(X, W, {"auto_pad": "NOTSET", "dilations": dilations, "pads": pads, "strides": strides})
+    axes = _axes(X, W, {"auto_pad": "NOTSET", "dilations": dilations, "pads": pads, "strides": strides})
     if 0 in Y.shape:
         return
     result = working_copy(Y, X.dtype)
@@ -90,6 +91,11 @@ def depthwise_conv(
     work = Y.size * W.size // channels // 4
     launch(depthwise, widen(X), widen(W), bias, result, *tables, images * channels, bytes_touched=work)
     narrow(result, Y)
+
+
+def _axes(X: Array, W: Array, attributes: dict[str, Any]) -> list[Axis]:
+    """The stride after a single window is of no matter, and would take memory."""
+    return [a if a.windows > 1 else a._replace(stride=1) for a in axes_of(X, W, attributes)]
 
 
 def _clear(array: Array) -> None:

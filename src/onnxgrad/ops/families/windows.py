@@ -55,15 +55,12 @@ def _axis(
 ) -> Axis:
     extent = (kernel - 1) * dilation + 1
     if auto_pad.startswith("SAME"):
-        windows = -(-size // stride)
-        before, after = same_pads(auto_pad, size, extent, stride)
-    else:
-        room = size + before + after - extent
-        windows = room // stride + 1
-        if ceil_mode and room % stride and windows * stride < size + before:  # the last one starts in the image
-            windows += 1
-    # The stride after a single window is of no matter, and kernels take memory for it.
-    return Axis(size, max(windows, 0), kernel, stride if windows > 1 else 1, dilation, before, after)
+        return Axis(size, -(-size // stride), kernel, stride, dilation, *same_pads(auto_pad, size, extent, stride))
+    room = size + before + after - extent
+    windows = room // stride + 1
+    if ceil_mode and room % stride and windows * stride < size + before:  # the last one starts in the image
+        windows += 1
+    return Axis(size, max(windows, 0), kernel, stride, dilation, before, after)
 
 
 def conv_axes(sizes: Sequence[Dim], kernel: Sequence[Dim], attributes: dict[str, Any]) -> list[Any]:
