@@ -243,7 +243,7 @@ class _Uses:
 
 def _agreed(found: Sequence[tuple[int, int | None]]) -> Declared:
     halves, ranks = {t in HALVES if t else None for t, _ in found}, {rank for _, rank in found}
-    return Declared(*(kinds.pop() if len(kinds) == 1 else None for kinds in (halves, ranks)))  # type: ignore[arg-type]
+    return Declared(halves.pop() if len(halves) == 1 else None, ranks.pop() if len(ranks) == 1 else None)
 
 
 def _same(body: Body, read: Value, attribute: Attribute, value: Any, longest: int) -> Value:

@@ -113,7 +113,7 @@ RESTORE: list[Pass] = [lift_initializers, lift_constants, restore_weights]
 TO_NEW_OPSET: list[Pass] = [inline_functions, remove_initializers_from_inputs, type_eye_like, convert_opset]
 # What a graph that onnxruntime-training wrote goes through before its operators are written with others.
 OLD_GRAPH: list[Pass] = [
-    adopt_strays, drop_own_functions, inline_functions, read_small_tensors, convert_opset, name_nodes
+    adopt_strays, drop_own_functions, inline_functions, read_small_tensors, type_eye_like, convert_opset, name_nodes
 ]  # fmt: skip
 
 PREPARE: list[Pass] = [
